@@ -127,10 +127,10 @@ pub const STACK_PART: usize = 4 * STACK_PAGE;
 /// Bytes of a stack that are copied in one go.
 pub const STACK_PAGE: usize = 4096;
 
-/// Records of one copy: 64 KiB. An import in an import in an import, ten deep, takes half of that.
+/// Records of one copy: 64 KiB.
 pub const STACK_PARTS: u32 = 4;
 
-/// Stacks that one CPU copies in a tenth of a second: all that samples at 250 Hz may want. (16 MB a second at most, some 20 us each.)
+/// Stacks that one CPU copies in a tenth of a second: all that samples at 250 Hz may want, 16 MB a second at most.
 pub const STACKS_A_TENTH: u32 = 25;
 
 /// Slots for rules that were found for an address (a power of two): 2^14 * 16 bytes = 256 KiB.

@@ -194,7 +194,7 @@ impl NativeWalk {
     /// one stored, which then will be stored again.
     pub fn begin_again(&mut self, last: Option<u64>) -> bool {
         let stored = last == Some(self.ip.wrapping_sub(u64::from(1 - (self.exact & 1))));
-        self.stored -= u32::from(stored && self.stored > 0);
+        self.stored = self.stored.saturating_sub(u32::from(stored));
         (self.range, self.window, self.place) = (Range::default(), 0, place::UNKNOWN);
         stored
     }

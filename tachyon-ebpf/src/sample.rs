@@ -339,11 +339,12 @@ pub fn walk_native<C: Interrupt>(ctx: &C) {
         go_on(ctx, &mut scratch, STAGE_NATIVE);
         ended = StopReason::TailCallFailed as u64;
     }
-    if scratch.state.native.lacks_tables(ended as u32) {
-        let _zero = stack::copy(ended);
-    }
     scratch.sample.record.native_stop = ended as u8;
     walk_callers(ctx, &mut scratch);
+    // Of the walk that the record will have.
+    if scratch.state.native.lacks_tables(u32::from(scratch.sample.record.native_stop)) {
+        let _zero = stack::copy();
+    }
     name(ctx, &mut scratch);
 }
 

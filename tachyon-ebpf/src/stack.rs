@@ -18,9 +18,9 @@ const TENTH: u64 = 100_000_000;
 /// function, as `sample::frames::walk_python_frames` is. Always 0.
 #[unsafe(export_name = "copy_stack")]
 #[inline(never)]
-pub extern "C" fn copy(reason: u64) -> u64 {
+pub extern "C" fn copy() -> u64 {
     let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
-    if reason == StopReason::UnknownCode as u64 && !is_plausible(&state.native) {
+    if sample.record.native_stop == StopReason::UnknownCode as u8 && !is_plausible(&state.native) {
         return 0;
     }
     let now = sample.record.ktime_ns;
@@ -79,6 +79,9 @@ pub extern "C" fn copy_part(start: u64) -> u64 {
             break;
         }
         bytes += len;
+    }
+    if bytes == 0 {
+        return 0;
     }
     let len = size_of::<StackRecord>() + bytes;
     let header = RecordHeader { kind: kind::STACK, bank: sample.record.header.bank, event: 0, len: len as u32 };

@@ -261,6 +261,9 @@ pub struct NativeReport {
     pub repairs: BTreeMap<String, u64>,
     /// Samples by the reason why their native stack ended.
     pub stops: BTreeMap<String, u64>,
+    /// Samples whose native stack was walked on in a copy of the stack, because the kernel side had no table.
+    #[serde(default)]
+    pub copied: u64,
     /// Unwind tables in use at the end, bytes.
     pub table_bytes: u64,
     /// What all tables would take, including those that had no room, bytes; `None`: all had room.

@@ -1,20 +1,8 @@
 //! A C++ program that throws and catches: while libgcc installs the catching frame's context, its own frame's saved
 //! registers are already those of its future caller. Such a stack continues where the throw leads.
 
-use serde::Deserialize;
 use std::collections::BTreeMap;
-use tachyon_tests::{Interpreter, Profiler, SharedLibrary, Target, live};
-
-#[derive(Deserialize)]
-struct Line {
-    merge: String,
-    frames: Vec<Frame>,
-}
-
-#[derive(Deserialize)]
-struct Frame {
-    function: String,
-}
+use tachyon_tests::{Interpreter, Line, Profiler, SharedLibrary, Target, live};
 
 /// Before the rows covered it, 44 of 3,000 exact stacks were wrong: frames twice, and callers of the thrower missing. When they
 /// were cut instead, they were up to 12 % of this program's, depending on the CPU.
@@ -32,8 +20,7 @@ fn a_throw_leads_to_the_frame_that_it_is_installed_for() {
         target.facts["functions"].as_array().expect("told").iter().filter_map(|name| name.as_str()).collect();
     let (mut labels, mut wrong) = (BTreeMap::<String, usize>::new(), BTreeMap::<String, usize>::new());
     let (mut thrown, mut installed) = (0, 0);
-    for line in text.lines() {
-        let line: Line = serde_json::from_str(line).expect("one sample");
+    for line in Line::all(&text) {
         let names: Vec<&str> = line.frames.iter().map(|frame| frame.function.as_str()).collect();
         let Some(root) = names.iter().position(|name| *name == "thrower") else { continue };
         let native = &names[..root];

@@ -1,21 +1,9 @@
 //! Code that a program runs as soon as it has loaded it, and never again: by the time there are unwind tables, it is over.
 
-use serde::Deserialize;
 use std::process::Command;
-use tachyon_tests::{Interpreter, Profiler, Target, on_each_interpreter, program};
+use tachyon_tests::{Interpreter, Line, Profiler, Target, on_each_interpreter, program};
 
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_13] long [debian_3_11]: stacks_in_it_are_whole);
-
-#[derive(Deserialize)]
-struct Line {
-    merge: String,
-    frames: Vec<Frame>,
-}
-
-#[derive(Deserialize)]
-struct Frame {
-    function: String,
-}
 
 /// What the C library's functions are called, leaf first.
 const FUNCTIONS: [&str; 3] = ["innermost", "middle", "outer"];
@@ -32,9 +20,8 @@ fn stacks_in_it_are_whole(interpreter: &Interpreter) {
     let output = profiler.run();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = std::fs::read_to_string(profiler.output()).expect("the recording was written");
-    let lines = text.lines().map(|line| serde_json::from_str::<Line>(line).expect("one sample"));
     let (mut inside, mut whole, mut exact, mut wrong) = (0, 0, 0, Vec::new());
-    for line in lines {
+    for line in Line::all(&text) {
         let names: Vec<&str> = line.frames.iter().map(|frame| &*frame.function).collect();
         if names.first() != Some(&FUNCTIONS[0]) {
             continue;

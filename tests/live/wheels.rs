@@ -1,28 +1,15 @@
 //! Packages from PyPI that work in C, C++ and Rust: their functions are above the Python function that called them, and
 //! py-spy, which looks at the same process at the same time, sees the same ones.
 
-use serde::Deserialize;
 use std::process::{Command, Stdio};
 use tachyon_tests::native_shares::{self, Compared};
-use tachyon_tests::{Interpreter, Profiler, Target, live, with_wheels};
+use tachyon_tests::{Interpreter, Line, Profiler, Target, live, with_wheels};
 
 const PACKAGES: [&str; 5] =
     ["numpy==2.4.6", "pyarrow==26.0.1", "orjson==3.13.0", "pydantic-core==2.50.4", "py-spy==0.4.2"];
 
 /// CPUs on which OpenBLAS multiplies matrices in functions without unwind rules; AMD's use Haswell's.
 const CORES: [&str; 4] = ["Haswell", "Sandybridge", "Nehalem", "Prescott"];
-
-#[derive(Deserialize)]
-struct Line {
-    frames: Vec<Frame>,
-    merge: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Frame {
-    function: String,
-    file: Option<String>,
-}
 
 #[test]
 fn native_frames_stand_above_their_caller_and_py_spy_agrees() {
@@ -40,7 +27,7 @@ fn native_frames_stand_above_their_caller_and_py_spy_agrees() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(py_spy.expect("it is installed").wait().expect("a child can be waited for").success());
     let text = std::fs::read_to_string(profiler.output()).expect("the recording was written");
-    let lines: Vec<Line> = text.lines().map(|line| serde_json::from_str(line).expect("one sample")).collect();
+    let lines: Vec<_> = Line::all(&text).collect();
 
     for (function, object) in target.facts["objects"].as_object().expect("told") {
         let object = object.as_str().expect("a name");
@@ -80,7 +67,6 @@ fn assembly_without_unwind_rules_has_its_callers() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = std::fs::read_to_string(profiler.output()).expect("the recording was written");
         let kernel = format!("dgemm_kernel_{}", core.to_uppercase());
-        let lines = text.lines().map(|line| serde_json::from_str::<Line>(line).expect("one sample"));
         let is_known = |line: &Line| {
             let at = |name: &str| line.frames.iter().position(|frame| frame.function.contains(name));
             let chain = ["cblas_dgemm", "DOUBLE_matmul", "multiply"].map(at);
@@ -88,10 +74,10 @@ fn assembly_without_unwind_rules_has_its_callers() {
         };
         // Tables of large libraries are made only for code that samples have hit; until then, stacks are walked in copies, of which
         // there are 250 a second at most.
-        let in_kernel = lines.filter(|line| line.frames[0].function == kernel);
+        let in_kernel = Line::all(&text).filter(|line| line.frames[0].function == kernel);
         let in_kernel: Vec<_> = in_kernel.skip_while(|line| !is_known(line)).collect();
         let known = in_kernel.iter().filter(|line| is_known(line)).count();
-        let exact = in_kernel.iter().filter(|line| line.merge.as_deref() == Some("exact")).count();
+        let exact = in_kernel.iter().filter(|line| line.merge == "exact").count();
         println!("{core}: {known} of {} in {kernel} have its callers", in_kernel.len());
         assert!(in_kernel.len() > 50 && known * 100 >= in_kernel.len() * 99, "{core}: {known} of {}", in_kernel.len());
         assert_eq!(exact, 0, "{core}: what no rule of the file says is told");

@@ -10,6 +10,7 @@ mod extension;
 mod gate;
 mod interpreters;
 pub mod judge;
+mod lines;
 pub mod matrix;
 pub mod native_shares;
 mod not_run;
@@ -25,6 +26,7 @@ mod wheels;
 pub use extension::SharedLibrary;
 pub use gate::{LiveGuard, live};
 pub use interpreters::{INTERPRETERS, Interpreter};
+pub use lines::{Frame, Line};
 pub use not_run::not_run;
 pub use profile::{Place, Recorded, Sample, ShownFrame, status};
 pub use profiler::{

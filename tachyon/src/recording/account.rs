@@ -194,6 +194,7 @@ fn native(made: &Made, mapped: Option<&Mapped>) -> Option<NativeReport> {
         missing: made.stored.saturating_sub(exact + repaired + failed),
         repairs: made.native.repairs.iter().map(|(&reason, &count)| (reason.to_owned(), count)).collect(),
         stops: stops(&made.native.stops),
+        copied: made.native.copied,
         table_bytes: mapped.table_bytes,
         table_bytes_wanted: mapped.table_bytes_wanted,
         refused: mapped.refused.clone(),

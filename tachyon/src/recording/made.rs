@@ -81,6 +81,8 @@ pub(super) struct NativeCounts {
     pub repairs: HashMap<&'static str, u64>,
     /// Samples by the reason why their native stack ended.
     pub stops: HashMap<u8, u64, RandomState>,
+    /// Samples whose native stacks were walked to their ends in copies.
+    pub copied: u64,
 }
 
 impl Made {

@@ -274,7 +274,10 @@ impl Maker {
             let (before, is_sample) = (events.rest(), events.next_kind() == Some(kind::SAMPLE));
             let Some(event) = events.next() else { return };
             let bytes = &before[..before.len() - events.rest().len()];
-            if let Some(finished) = self.native.as_mut().and_then(|native| native.finish(bytes)) {
+            if let Some((native, event)) = self.native.as_mut().zip(event.as_ref().ok())
+                && let Some(finished) = native.finish(bytes, event)
+            {
+                self.made.native.copied += u64::from(is_sample);
                 self.batch(&finished);
                 continue;
             }

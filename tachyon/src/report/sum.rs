@@ -171,6 +171,7 @@ fn add_native(sum: &mut NativeReport, more: &NativeReport) {
     sum.missing += more.missing;
     add_counts(&mut sum.repairs, &more.repairs);
     add_counts(&mut sum.stops, &more.stops);
+    sum.copied += more.copied;
     sum.table_bytes = sum.table_bytes.max(more.table_bytes);
     sum.table_bytes_wanted = sum.table_bytes_wanted.max(more.table_bytes_wanted);
     for (path, reason) in &more.refused {

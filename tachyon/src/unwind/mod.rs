@@ -14,6 +14,6 @@ mod trampoline;
 pub use compile::{MAX_ROWS, Refusal, Slice, Table, Windows, compile, compile_vdso, is_outermost, rules_len};
 pub use generated::{Generated, GeneratedRules};
 pub use part::{TablePart, parts};
-pub use sparse::{Known, SparseRules};
+pub use sparse::{RuleAt, SparseRules};
 pub use store::{Identities, NoRoom, TableMemory, UnwindTables, Wanted};
 pub use trampoline::{ARENA, PREFIX, trampolines};

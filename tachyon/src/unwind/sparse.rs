@@ -2,7 +2,7 @@
 //! itself, before the kernel side has tables.
 
 use super::compile::{Refusal, Table, Windows, compile, compile_vdso, rules_len};
-use super::store::{MACHINE, own_vdso};
+use super::store::{MACHINE, Source, assembly, code_of, own_vdso};
 use crate::remote::elf::{Elf, Load};
 use crate::remote::{FileIdentity, TargetFile};
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use tachyon_common::unwind::Rule;
 
-/// Bytes of code whose rules are made at a time: some 300 rows, which take a tenth of a millisecond.
+/// Bytes of code whose rules are made at a time.
 const BLOCK: u64 = 16 << 10;
 
 /// Most rows that are kept: 8 MiB. Beyond that, all are made anew.
@@ -24,7 +24,7 @@ const MOST_WHOLE: u64 = 2 << 20;
 
 /// What is known of an address in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Known {
+pub enum RuleAt {
     /// This rule.
     Rule(Rule),
     /// The file has no rules at all: its code is taken to keep frame pointers.
@@ -67,43 +67,40 @@ impl SparseRules {
         number: u64,
         offset: u64,
         file: impl FnOnce() -> Option<(Arc<TargetFile>, FileIdentity)>,
-    ) -> Known {
+    ) -> RuleAt {
         if self.rows > MAX_ROWS || self.files.len() > MAX_FILES {
             (self.files, self.rows) = (HashMap::new(), 0);
         }
-        let Self { files, rows, assembly } = self;
+        let Self { files, rows, assembly: assembled } = self;
         let known = files.entry(number).or_insert_with(|| {
-            let file = file();
-            let identity = file.as_ref().map(|(_, identity)| *identity);
-            let file = File::of(file).unwrap_or_else(|refusal| match refusal {
+            let made = File::of(file(), assembled).unwrap_or_else(|refusal| match refusal {
                 Refusal::NoTable => File::Bare,
                 _ => File::Refused,
             });
-            if let (File::Whole(loads, table), Some(identity)) = (&file, identity) {
+            if let File::Whole(_, table) = &made {
                 *rows += table.rows.len();
-                assembly.extend(assembly_of(identity, loads, table));
             }
-            file
+            made
         });
         match known {
-            File::Bare => Known::Bare,
-            File::Refused => Known::Refused,
+            File::Bare => RuleAt::Bare,
+            File::Refused => RuleAt::Refused,
             File::Whole(loads, table) => {
-                Known::Rule(Load::code_vaddr(loads, offset).map_or(Rule::GAP, |vaddr| table.rule(vaddr)))
+                RuleAt::Rule(Load::code_vaddr(loads, offset).map_or(Rule::GAP, |vaddr| table.rule(vaddr)))
             }
             File::Blocks(blocks) => {
                 let Blocks { elf, identity, windows, made } = &mut **blocks;
                 let place = Load::code_vaddr(elf.loads(), offset).and_then(|vaddr| Some((vaddr, windows.at(vaddr)?)));
-                let Some((vaddr, window)) = place else { return Known::Rule(Rule::GAP) };
+                let Some((vaddr, window)) = place else { return RuleAt::Rule(Rule::GAP) };
                 let start = (vaddr & !(BLOCK - 1)).max(window.start);
                 let table = made.entry(start).or_insert_with(|| {
                     let end = (start & !(BLOCK - 1)).saturating_add(BLOCK).min(window.end);
                     let table = windows.compile(elf, &(start..end)).ok()?;
                     *rows += table.rows.len() + 1;
-                    assembly.extend(assembly_of(*identity, elf.loads(), &table));
+                    assembled.extend(assembly(Source::File(*identity), &table, &code_of(elf)));
                     Some(table)
                 });
-                table.as_ref().map_or(Known::Refused, |table| Known::Rule(table.rule(vaddr)))
+                table.as_ref().map_or(RuleAt::Refused, |table| RuleAt::Rule(table.rule(vaddr)))
             }
         }
     }
@@ -116,7 +113,10 @@ impl SparseRules {
 }
 
 impl File {
-    fn of(file: Option<(Arc<TargetFile>, FileIdentity)>) -> Result<Self, Refusal> {
+    fn of(
+        file: Option<(Arc<TargetFile>, FileIdentity)>,
+        assembled: &mut Vec<(FileIdentity, Range<u64>)>,
+    ) -> Result<Self, Refusal> {
         let Some((file, identity)) = file else {
             // What cannot be read of this process's own vdso can be read of none.
             let Ok(bytes) = own_vdso() else { return Ok(Self::Refused) };
@@ -134,19 +134,10 @@ impl File {
         if size > MOST_WHOLE {
             return Err(Refusal::TooLarge(size));
         }
-        Ok(Self::Whole(elf.loads().to_vec(), compile(&elf)?))
+        let table = compile(&elf)?;
+        assembled.extend(assembly(Source::File(identity), &table, &code_of(&elf)));
+        Ok(Self::Whole(elf.loads().to_vec(), table))
     }
-}
-
-/// The parts of a file whose rules in a table were derived from the instructions, by offset.
-fn assembly_of(file: FileIdentity, loads: &[Load], table: &Table) -> Vec<(FileIdentity, Range<u64>)> {
-    let offset = |part: &Range<u64>| {
-        let holds = |load: &&Load| load.executable && part.start.wrapping_sub(load.vaddr) < load.file_size;
-        let load = loads.iter().find(holds)?;
-        let to_offset = |vaddr: u64| vaddr.wrapping_sub(load.vaddr).wrapping_add(load.offset);
-        Some((file, to_offset(part.start)..to_offset(part.end)))
-    };
-    table.assembly.iter().filter_map(offset).collect()
 }
 
 #[cfg(test)]
@@ -187,7 +178,7 @@ mod tests {
                 let in_block = |vaddr: &u64| is_vdso || vaddr % BLOCK < BLOCK - 16;
                 let Some(vaddr) = Load::code_vaddr(&loads, offset).filter(in_block) else { continue };
                 let known = sparse.at(number, offset, || (!is_vdso).then(file));
-                assert_eq!(known, Known::Rule(whole.rule(vaddr)), "{mapping:?} {vaddr:#x}");
+                assert_eq!(known, RuleAt::Rule(whole.rule(vaddr)), "{mapping:?} {vaddr:#x}");
                 compared += 1;
             }
         }
@@ -207,7 +198,7 @@ mod tests {
                 asked += 1;
                 Some((Arc::new(found.open().expect("it can be read")), found.identity()))
             });
-            assert_eq!(known, Known::Refused);
+            assert_eq!(known, RuleAt::Refused);
         }
         assert_eq!(asked, 1);
     }

@@ -19,9 +19,10 @@ mod write;
 pub use self::wanted::{Identities, NoRoom, TableMemory, Wanted};
 
 pub(super) use self::file::{MACHINE, own_vdso};
+pub(super) use self::placed::{assembly, code_of};
 
 use self::file::{compile_own, identity, path_of, without_table, words};
-use self::placed::{Code, Placed, assembly, code_of, len_of};
+use self::placed::{Code, Placed, len_of};
 use self::room::Room;
 use super::compile::{Refusal, Table, Windows, compile_vdso, rules_len};
 use crate::remote::elf::Elf;
@@ -55,7 +56,7 @@ const NO_ROOM: &str = "no room for its";
 
 /// What stands behind an executable mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Source {
+pub(super) enum Source {
     File(FileIdentity),
     Vdso,
     /// Generated code, by its rules.

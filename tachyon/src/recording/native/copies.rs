@@ -5,7 +5,7 @@ use super::spaces::{AddressSpace, Code, Spaces};
 use crate::events::{head, with_native};
 use crate::remote::ledger::{self, Work};
 use crate::types::Pid;
-use crate::unwind::{Known, SparseRules};
+use crate::unwind::{RuleAt, SparseRules};
 use foldhash::fast::RandomState;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -55,14 +55,11 @@ impl Copies {
         Self { spaces, held, rules: SparseRules::default(), buffer: Box::default() }
     }
 
-    /// Lets go of rules, and of the files that they were read from: by now, the kernel side has tables of what goes on.
+    /// Lets go of rules, and of the files that they were read from: by now, the kernel side has tables of what goes on. What is held
+    /// still is of samples that never came.
     pub fn begin_profile(&mut self) {
+        self.held.clear();
         self.rules = SparseRules::default();
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.held.is_empty()
     }
 
     /// Keeps a part of a copy until its sample comes.
@@ -84,17 +81,22 @@ impl Copies {
         self.held.insert(record.tid, Held { ktime_ns, entered_at, walk, start, bytes: bytes.to_vec() });
     }
 
-    /// Walks the stack of a record on from where the kernel side ended, if it has sent a copy. `None`: that leads no further.
-    pub fn finish(&mut self, bytes: &[u8]) -> Option<Finished> {
+    /// Walks the stack of a record with these native addresses on from where the kernel side ended, if it has sent a copy. `None`: that
+    /// leads no further.
+    pub fn finish(&mut self, bytes: &[u8], native: impl Iterator<Item = u64>) -> Option<Finished> {
         let before = head(bytes)?;
         let held = self.held.remove(&before.tid).filter(|held| held.ktime_ns == before.ktime_ns)?;
+        let mut addresses: Vec<u64> = native.collect();
+        // Otherwise it is of another walk of the same stack.
+        if addresses.len() != held.walk.stored as usize {
+            return None;
+        }
         let pid = Pid(before.tgid);
         let space = self.spaces.get(before.image, before.instance)?;
         if !ledger::may(Work::Tables, pid, Duration::ZERO) {
             return None;
         }
         let _charged = ledger::charge(Work::Tables, pid);
-        let mut addresses = native_of(bytes, &before)?;
         let (last, mut walk) = (addresses.last().copied(), held.walk);
         let again = walk.begin_again(last);
         addresses.truncate(walk.stored as usize);
@@ -121,14 +123,6 @@ impl Copies {
         }
         Some(Finished { bytes: with_native(bytes, &record, &sink.addresses)?, before, last })
     }
-}
-
-/// The native addresses of a record.
-fn native_of(bytes: &[u8], record: &SampleRecord) -> Option<Vec<u64>> {
-    use tachyon_common::event::RawFrame;
-    let start = size_of::<SampleRecord>() + usize::from(record.python_frames) * size_of::<RawFrame>();
-    let native = bytes.get(start..start + usize::from(record.native_frames) * size_of::<u64>())?;
-    Some(native.chunks_exact(8).filter_map(|word| word.first_chunk()).map(|word| u64::from_ne_bytes(*word)).collect())
 }
 
 impl UserMemory for Held {
@@ -170,8 +164,8 @@ struct FileTables<'a> {
 }
 
 impl FileTables<'_> {
-    fn known(&self, code: &Code, address: u64) -> Known {
-        let Some(file) = &code.file else { return Known::Refused };
+    fn known(&self, code: &Code, address: u64) -> RuleAt {
+        let Some(file) = &code.file else { return RuleAt::Refused };
         let offset = address.wrapping_sub(code.start).wrapping_add(code.offset);
         self.rules.borrow_mut().at(file.number(), offset, || file.file().zip(file.identity()))
     }
@@ -182,7 +176,7 @@ impl Tables for FileTables<'_> {
 
     fn range(&self, index: u32) -> Option<Range> {
         let code = self.space.code().get(index as usize)?;
-        let bare = code.is_made() || (code.file.is_some() && self.known(code, code.start) == Known::Bare);
+        let bare = code.is_made() || (code.file.is_some() && self.known(code, code.start) == RuleAt::Bare);
         let first_row = if bare { no_table::FRAME_POINTERS } else { no_table::STOP };
         Some(Range { start: code.start, end: code.end, bias: 0, first_row, rows: 0, pages: 0 })
     }
@@ -203,8 +197,8 @@ impl Tables for FileTables<'_> {
     fn remembered(&self, _: u32, at: u64) -> Option<Rule> {
         let code = self.space.at(at)?;
         match self.known(code, at) {
-            Known::Rule(rule) => Some(rule),
-            Known::Bare | Known::Refused => None,
+            RuleAt::Rule(rule) => Some(rule),
+            RuleAt::Bare | RuleAt::Refused => None,
         }
     }
 }

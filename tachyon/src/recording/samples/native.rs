@@ -1,5 +1,6 @@
 //! The native side of samples: their whole stacks.
 
+use crate::events::Event;
 use crate::merge::{self, Merger, MixedWith, NativeFrames as _, Quality};
 use crate::profile::{FrameId, Merge, ProcessId, Profile};
 use crate::recording::made::Made;
@@ -62,11 +63,15 @@ impl NativeSide {
 
     /// A record whose native stack ended for want of tables, with as much of it as a copy of that stack leads to; `None`: there is no
     /// copy, or it leads no further.
-    pub(super) fn finish(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
-        if self.copies.is_empty() {
+    pub(super) fn finish(&mut self, bytes: &[u8], event: &Event<'_>) -> Option<Vec<u8>> {
+        let (Event::Sample(_, frames)
+        | Event::Wait(_, frames, _)
+        | Event::WaitBegin(_, frames, _)
+        | Event::Waker(_, frames, _)) = event
+        else {
             return None;
-        }
-        let Finished { bytes, before, last } = self.copies.finish(bytes)?;
+        };
+        let Finished { bytes, before, last } = self.copies.finish(bytes, frames.native())?;
         self.tell_of_stop(&before, last);
         Some(bytes)
     }

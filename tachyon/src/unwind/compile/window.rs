@@ -5,8 +5,9 @@ use super::{
     Assembly, MAX_EH_FRAME, MAX_RUN, MAX_SHARED, Machine, Pieces, Refusal, Table, assembly, is_mapped, locate, rows_of,
     section,
 };
-use crate::remote::elf::{Elf, ReadAt};
+use crate::remote::elf::{Elf, ElfError, ReadAt};
 use gimli::{BaseAddresses, UnwindSection as _};
+use memmap2::MmapMut;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
@@ -101,7 +102,7 @@ impl Windows {
             self.header.wrapping_add_signed(i64::from(entry)).checked_sub(self.rules.0).filter(|at| *at < self.rules.1)
         };
         let offsets: Vec<u64> = bytes.chunks_exact(8).filter_map(offset).collect();
-        let mut sparse = Sparse::new(self.rules);
+        let mut sparse = Sparse::new(self.rules)?;
         for &at in &offsets {
             sparse.entry(elf, at)?;
         }
@@ -184,17 +185,20 @@ impl Windows {
     }
 }
 
-/// The part of `.eh_frame` that was read: untouched pages take no memory.
+/// The part of `.eh_frame` that was read: untouched pages take no memory. (Those of the heap would, once the allocator uses it for blocks
+/// of this size: 40 MiB where torch is imported.)
 struct Sparse {
-    bytes: Vec<u8>,
+    bytes: MmapMut,
     address: u64,
     blocks: BTreeSet<u64>,
     read: u64,
 }
 
 impl Sparse {
-    fn new((address, size): (u64, u64)) -> Self {
-        Self { bytes: vec![0; size as usize], address, blocks: BTreeSet::new(), read: 0 }
+    fn new((address, size): (u64, u64)) -> Result<Self, Refusal> {
+        let bytes = MmapMut::map_anon(size as usize);
+        let bytes = bytes.map_err(|source| ElfError::Read { offset: address, len: size, source })?;
+        Ok(Self { bytes, address, blocks: BTreeSet::new(), read: 0 })
     }
 
     /// Reads an entry and the one that it shares.

@@ -54,7 +54,7 @@ pub(super) struct PlacedTable {
 
 /// An executable segment: its place in the file, and what to add to a file offset to get its address before relocation.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Code {
+pub(in crate::unwind) struct Code {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) to_vaddr: u64,
@@ -139,7 +139,7 @@ impl Placed {
 }
 
 /// The executable segments of a file.
-pub(super) fn code_of<R: ReadAt>(elf: &Elf<R>) -> Vec<Code> {
+pub(in crate::unwind) fn code_of<R: ReadAt>(elf: &Elf<R>) -> Vec<Code> {
     let code = elf.loads().iter().filter(|load| load.executable);
     code.map(|load| Code {
         start: load.offset,
@@ -155,7 +155,11 @@ pub(super) fn len_of(code: &[Code]) -> u64 {
 }
 
 /// The parts of a file whose rules in a table were derived from the instructions, by offset.
-pub(super) fn assembly(source: Source, table: &Table, code: &[Code]) -> Vec<(FileIdentity, std::ops::Range<u64>)> {
+pub(in crate::unwind) fn assembly(
+    source: Source,
+    table: &Table,
+    code: &[Code],
+) -> Vec<(FileIdentity, std::ops::Range<u64>)> {
     let Source::File(file) = source else { return Vec::new() };
     let of = |part: &std::ops::Range<u64>| {
         let holds = |code: &&Code| (code.start..code.end).contains(&part.start.wrapping_sub(code.to_vaddr));
