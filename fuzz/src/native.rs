@@ -184,7 +184,7 @@ impl Stacks {
     }
 
     fn join(&self, whole: bool, stop: StopReason, entered: Option<usize>) -> (Quality, Vec<Joined>) {
-        let native = Native { frames: &self.native, whole, foreign: false, switching: false, entered };
+        let native = Native { frames: &self.native, whole, foreign: false, switching: None, entered };
         let python = Python { frames: &self.python, root_shims: self.root_shims, stop, boundaries: self.boundaries };
         let mut joined = Vec::new();
         (join(&native, &python, Keep { interpreter: true, roots: true }, &mut joined), joined)

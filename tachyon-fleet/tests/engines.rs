@@ -67,6 +67,11 @@ fn asked(engine: &str, programs: &Path, tables: &Path, options: &[&str]) -> Vec<
     // Spark starts Java, and by shell scripts.
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{}:{path}", programs.display())).env("SPARK_MASTER", "local-cluster[2,1,1024]");
+    // It would make 200 parts of these few rows for each grouping.
+    let conf = tables.with_file_name("spark");
+    fs::create_dir_all(&conf).unwrap();
+    fs::write(conf.join("spark-defaults.conf"), "spark.sql.shuffle.partitions 4\nspark.ui.enabled false\n").unwrap();
+    command.env("SPARK_CONF_DIR", conf);
     let output = command.output().expect("the program starts");
     assert!(output.status.success(), "{engine}: {}", String::from_utf8_lossy(&output.stderr));
     let answers = serde_json::Deserializer::from_slice(&output.stdout).into_iter().map(|answer| answer.unwrap());

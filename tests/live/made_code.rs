@@ -3,11 +3,13 @@
 
 use std::process::Command;
 use tachyon_tests::{Interpreter, Profiler, Recording, Target, on_each_interpreter, program};
+use tempfile::TempDir;
 
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12] long [debian_3_11]: functions_are_named_as_perf_is_told);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12] long [debian_3_11]: functions_are_named_as_a_jitdump_tells);
 on_each_interpreter!(on [pyenv_3_12]: a_map_of_another_process_is_not_believed);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12] long [debian_3_11]: functions_are_named_and_unwound_as_debuggers_are_told);
+on_each_interpreter!(on [pyenv_3_13] long [pyenv_3_8]: the_list_of_a_library_that_keeps_it_to_itself_is_found);
 
 /// Since the first sample that has this function above the Python function that called it, nearly all have that are of code which the
 /// program made, and most samples are: `ctypes` works between two calls, too. The profiler asks a program for its code a moment after
@@ -66,17 +68,37 @@ fn a_map_of_another_process_is_not_believed(interpreter: &Interpreter) {
     assert!(named.is_empty() && others.len() > 100, "{} named, {} not", named.len(), others.len());
 }
 
-fn functions_are_named_and_unwound_as_debuggers_are_told(interpreter: &Interpreter) {
+/// The library with the list of images and the function of which it tells, in a directory that goes away with what is returned.
+fn list_and_function(of_list: &[&str], of_function: &[&str]) -> (TempDir, [String; 2]) {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
-    let (library, object) = (dir.path().join("made_code.so"), dir.path().join("function.o"));
-    let (list, function) = (program("made_code.c"), program("made_code_function.c"));
-    for arguments in [&["-shared", "-fPIC"][..], &["-c", "-O1", "-fomit-frame-pointer", "-fno-stack-protector"]] {
-        let shared = arguments.len() == 2;
-        let (source, built) = if shared { (&list, &library) } else { (&function, &object) };
-        let status = Command::new("cc").args(arguments).arg("-o").arg(built).arg(source).status();
+    let build = |source: &str, name: &str, options: &[&str]| {
+        let built = dir.path().join(name);
+        let status = Command::new("cc").args(options).arg("-o").arg(&built).arg(program(source)).status();
         assert!(status.expect("a C compiler can be run").success());
-    }
-    let arguments = ["told", &library.to_string_lossy(), &object.to_string_lossy()];
+        built.to_string_lossy().into_owned()
+    };
+    let library = build("made_code.c", "made_code.so", &[&["-shared", "-fPIC"], of_list].concat());
+    let object =
+        build("made_code_function.c", "function.o", &[&["-c", "-O1", "-fno-stack-protector"], of_function].concat());
+    (dir, [library, object])
+}
+
+/// XLA has LLVM, and with it the list, in a library that exports neither.
+fn the_list_of_a_library_that_keeps_it_to_itself_is_found(interpreter: &Interpreter) {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let script = dir.path().join("exported");
+    std::fs::write(&script, "{ global: tell; run; local: *; };").expect("written");
+    let exported = format!("-Wl,--version-script={}", script.display());
+    // Until the list is found, frame pointers lead from the function to the library.
+    let (_built, [library, object]) = list_and_function(&[&exported], &["-fno-omit-frame-pointer"]);
+    let target = Target::start_with(interpreter, "made_code.py", &["told", &library, &object, "by-library"]);
+    let recording = Profiler::of(target.pid()).native().rate(499).cpu_milliseconds(target.pid(), 2_000).record();
+    is_named(&recording, "[jit]!told_work");
+}
+
+fn functions_are_named_and_unwound_as_debuggers_are_told(interpreter: &Interpreter) {
+    let (_dir, [library, object]) = list_and_function(&[], &["-fomit-frame-pointer"]);
+    let arguments = ["told", &library, &object];
     let target = Target::start_with(interpreter, "made_code.py", &arguments);
     let recording = Profiler::of(target.pid()).native().rate(499).cpu_milliseconds(target.pid(), 2_000).record();
     is_named(&recording, "[jit]!told_work");

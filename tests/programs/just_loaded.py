@@ -1,5 +1,6 @@
-"""Loads one library after another, each of them a copy of its own of the one that it is given, and works in each at once, for some
-milliseconds and never again: nobody has seen it before. In between it works without them."""
+"""`just_loaded.py LIBRARY [TURNS [PAUSE]]` loads one library after another, each of them a copy of its own of the one that it is given,
+and works in each at once, for that many turns (some milliseconds) and never again: nobody has seen it before. In between it works
+without them, for that many seconds."""
 
 import ctypes
 import os
@@ -8,7 +9,8 @@ import sys
 
 import handshake
 
-TURNS = 5_000_000
+TURNS = int(sys.argv[2]) if len(sys.argv) > 2 else 5_000_000
+PAUSE = float(sys.argv[3]) if len(sys.argv) > 3 else 0.01
 
 
 def work(function):
@@ -27,5 +29,5 @@ handshake.ready()
 number = 0
 while True:
     load(number)
-    handshake.spin(0.01)
+    handshake.spin(PAUSE)
     number += 1

@@ -1,6 +1,7 @@
 """Calls machine code that it copies into memory of no file, as a just-in-time compiler does, and tells of it: in `/tmp/perf-PID.map`
 (`mapped`; `old`: in one that is older than this process); in a `jitdump` file (`dumped DIR`), to which it adds a second function after
-half a second; or, with the library of `made_code.c` and the object file of `made_code_function.c`, as debuggers are told (`told`)."""
+half a second; or, with the library of `made_code.c` and the object file of `made_code_function.c`, as debuggers are told (`told`), and
+perhaps `by-library`: it is the library that calls it."""
 
 import ctypes
 import json
@@ -61,7 +62,7 @@ def dumped_code(directory):
     return (mapped, marker, told), function(address), more
 
 
-def told_code(library, path):
+def told_code(library, path, by_library=None):
     """Places the sections of an object file in memory, as a linker would, and tells where they are."""
     image = bytearray(open(path, "rb").read())
     (headers,) = struct.unpack_from("<Q", image, 40)
@@ -93,7 +94,12 @@ def told_code(library, path):
     for at, lies in place.items():
         struct.pack_into("<Q", image, headers + 64 * at + 16, lies)
     kept = ctypes.create_string_buffer(bytes(image), len(image))
-    ctypes.CDLL(library).tell(kept, ctypes.c_uint64(len(image)))
+    library = ctypes.CDLL(library)
+    library.tell(kept, ctypes.c_uint64(len(image)))
+    if by_library:
+        run = library.run
+        run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_long), ctypes.c_long
+        return (mapped, kept), lambda rounds: run(start, rounds)
     return (mapped, kept), function(start)
 
 

@@ -18,6 +18,15 @@ pub fn within_binomial(hits: usize, total: usize, share: f64) -> bool {
     (hits as f64 - total as f64 * share).abs() <= Z * variance.sqrt() + 0.5
 }
 
+/// Whether `share` lies in the 99.999 % interval around the `expected` one, give or take 0.03 for what the ends may add, if it is the share
+/// of the weight of looks that found something. Looks that differ in weight are worth as many equal ones as have the same variance.
+#[must_use]
+pub fn within_looks(share: f64, expected: f64, weights: &[u64]) -> bool {
+    let squares: f64 = weights.iter().map(|&weight| (weight as f64).powi(2)).sum();
+    let equal = (weights.iter().sum::<u64>() as f64).powi(2) / squares;
+    (share - expected).abs() <= Z * (expected * (1.0 - expected) / equal).sqrt() + 0.03
+}
+
 /// Whether `measured` is at most this `share` (0.05: 5 %) of `expected` away from it.
 #[must_use]
 pub fn within(measured: f64, expected: f64, share: f64) -> bool {
@@ -85,6 +94,22 @@ mod tests {
         // One draw is within a fifth; its standard deviation is 0.2/√3.
         for (seconds, share) in [(0.1, 0.3464), (0.5, 0.3464), (2.0, 0.1732), (50.0, 0.034_64)] {
             assert!(within(of_drawn_intervals(seconds), share, 0.001), "{seconds} s");
+        }
+    }
+
+    #[test]
+    fn looks_of_different_weight() {
+        // Of 100 equal looks the interval is 22 % wide to either side; one that weighs as much as all others makes four of them.
+        let equal = [7; 100];
+        let unequal = [&[700; 1][..], &[7; 100]].concat();
+        for (share, weights, inside) in [
+            (0.64, &equal[..], true),
+            (0.66, &equal, false),
+            (0.16, &equal, true),
+            (0.14, &equal, false),
+            (1.0, &unequal, true),
+        ] {
+            assert_eq!(within_looks(share, 0.4, weights), inside, "{share} of {} looks", weights.len());
         }
     }
 

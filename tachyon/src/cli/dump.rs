@@ -424,8 +424,8 @@ fn mixed_frames(mixed: &MixedStack, snapshot: &Snapshot) -> Vec<Mixed> {
 /// The functions at one address: those inlined into another first.
 fn native_frames(name: &NativeName) -> Vec<Native> {
     let (object, address) = (&name.object, name.vaddr);
-    let native = |function: Option<&String>, filename: Option<&String>, lineno, inlined| Native {
-        function: function.cloned(),
+    let native = |function: Option<&str>, filename: Option<&String>, lineno, inlined| Native {
+        function: function.map(str::to_owned),
         object: object.clone(),
         address,
         filename: filename.cloned(),
@@ -433,11 +433,11 @@ fn native_frames(name: &NativeName) -> Vec<Native> {
         inlined,
     };
     if name.lines.is_empty() {
-        return vec![native(name.function.as_ref(), None, None, false)];
+        return vec![native(name.shown(), None, None, false)];
     }
     let last = name.lines.len() - 1;
     let lines = name.lines.iter().enumerate();
-    lines.map(|(at, line)| native(line.function.as_ref(), line.file.as_ref(), line.line, at < last)).collect()
+    lines.map(|(at, line)| native(line.function.as_deref(), line.file.as_ref(), line.line, at < last)).collect()
 }
 
 /// A length of time as text.

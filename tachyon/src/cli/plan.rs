@@ -186,6 +186,7 @@ impl Plan {
             label_env: !self.label_env.is_empty(),
             keep_stacks: false,
             ring_bytes: ring_override(),
+            give_back: true,
             ..Request::new(targets, self.interval)
         }
     }

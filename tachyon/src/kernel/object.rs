@@ -22,7 +22,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::Counters;
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{
@@ -117,39 +116,10 @@ impl Kernel {
         config.seed = random_seed();
         config.wake_bytes = options.ring_bytes / 4;
         config.own_pid_ns = options.pid_namespace.unwrap_or(0);
-        if options.all_python {
-            config.flags |= config_flags::ALL_PYTHON;
-        }
-        if options.gil_only {
-            config.flags |= config_flags::GIL_ONLY;
-        }
-        if options.filtered {
-            config.flags |= config_flags::FILTERED;
-        }
-        if options.opcodes {
-            config.flags |= config_flags::OPCODES;
-        }
-        if options.kernel_stacks {
-            config.flags |= config_flags::KERNEL;
-        }
-        if options.unwind_memory.is_some() {
-            config.flags |= config_flags::NATIVE;
-        }
-        if options.awaiting {
-            config.flags |= config_flags::AWAITING;
-        }
-        if options.wakers {
-            config.flags |= config_flags::WAKERS;
-        }
+        config.flags |= options.flags();
         let wakes = waits && (options.wakers || config.task_last_queued == 0);
-        if options.thread_times {
-            config.flags |= config_flags::THREAD_TIMES;
-        }
-        if !options.events.is_empty() {
-            config.flags |= config_flags::EVENTS;
-            for (period, event) in config.trace_periods.iter_mut().zip(&options.events) {
-                *period = event.period();
-            }
+        for (period, event) in config.trace_periods.iter_mut().zip(&options.events) {
+            *period = event.period();
         }
         let mut samplers = samplers(options.unwind_memory.is_some(), options.awaiting, waits, &options.events);
         samplers.retain(|&name| wakes || name != WAKE);
@@ -162,6 +132,7 @@ impl Kernel {
             .map_max_entries("PROCESSES", processes)
             .map_max_entries("ENTRIES", processes)
             .map_max_entries("SAMPLES", options.ring_bytes)
+            .map_max_entries("EVENTS", options.events_ring_bytes())
             .map_max_entries("COUNTERS", if waits { ALL_BANKS } else { BANKS })
             .map_max_entries("THREADS_SEEN", if waits { MAX_SEEN_THREADS } else { 1 })
             .map_max_entries("THREAD_SLOTS", if waits { THREAD_SLOTS } else { 1 })

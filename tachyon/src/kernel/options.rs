@@ -3,6 +3,7 @@
 use super::chosen::ChosenEvent;
 use super::waits::Waits;
 use std::time::Duration;
+use tachyon_common::config::flags;
 
 /// Choices fixed at load.
 #[derive(Clone, Debug)]
@@ -37,6 +38,31 @@ pub struct Options {
     ///
     /// [`own_pid_namespace`]: crate::remote::own_pid_namespace
     pub pid_namespace: Option<u32>,
+}
+
+impl Options {
+    /// What of this the programs are told as flags of their configuration.
+    pub(super) fn flags(&self) -> u32 {
+        let chosen = [
+            (self.all_python, flags::ALL_PYTHON),
+            (self.gil_only, flags::GIL_ONLY),
+            (self.filtered, flags::FILTERED),
+            (self.opcodes, flags::OPCODES),
+            (self.kernel_stacks, flags::KERNEL),
+            (self.unwind_memory.is_some(), flags::NATIVE),
+            (self.awaiting, flags::AWAITING),
+            (self.wakers, flags::WAKERS),
+            (self.thread_times, flags::THREAD_TIMES),
+            (!self.events.is_empty(), flags::EVENTS),
+        ];
+        chosen.into_iter().filter(|(is_chosen, _)| *is_chosen).fold(0, |all, (_, flag)| all | flag)
+    }
+
+    /// Size of the ring of process starts and ends, a power of two of whole pages: smaller where those of only a few processes and
+    /// their children are told.
+    pub(super) const fn events_ring_bytes(&self) -> u32 {
+        if self.all_python { 1 << 20 } else { 1 << 18 }
+    }
 }
 
 /// Size of the sample ring: what every CPU sends in two seconds at 2 KiB a sample (80 frames), at least 1 MiB, at most

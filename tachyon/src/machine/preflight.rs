@@ -4,11 +4,11 @@
 //! that is made here is closed again at once.
 
 use crate::advice::{Advice, advises};
+use crate::remote::open_files;
 use aya::maps::MapType;
 use aya::programs::ProgramType;
 use caps::{CapSet, Capability};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::{SysconfVar, sysconf};
 use perf_event::Builder;
 use perf_event::events::{Event, Hardware, Software};
 use std::fs::{self, File};
@@ -223,14 +223,8 @@ pub fn raise_open_files() {
 
 /// How many files may be open at once.
 pub(crate) fn open_files() -> Result<u64, PreflightError> {
-    /// There are 66, some of them open only at the start.
-    const MAPS_PROGRAMS_AND_FILES: u64 = 80;
-    /// One for mappings and one for samples.
-    const OF_A_CPU: u64 = 2;
-    // If the limit cannot be read it is not enforced either.
-    let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(u64::MAX) };
-    let cpus = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten().map_or(1, i64::unsigned_abs);
-    let needed = MAPS_PROGRAMS_AND_FILES + OF_A_CPU * cpus;
+    let Some(limit) = open_files::limit() else { return Ok(u64::MAX) };
+    let needed = open_files::needed();
     if limit < needed { Err(PreflightError::OpenFiles { limit, needed }) } else { Ok(limit) }
 }
 

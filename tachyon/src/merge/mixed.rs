@@ -52,9 +52,9 @@ pub struct Native<'a> {
     pub whole: bool,
     /// Its outer part may be another interpreter's or greenlet's, whose Python frames are not this thread state's.
     pub foreign: bool,
-    /// The innermost activation has called code that switches between greenlets: for a moment the native stack belongs to
-    /// one and the Python stack to the other.
-    pub switching: bool,
+    /// The innermost activation has called code that switches between greenlets, up to this frame: for a moment the native stack
+    /// behind it belongs to one and the Python stack to the other.
+    pub switching: Option<usize>,
     /// The frame on which the evaluator keeps the record of having entered the innermost Python frames.
     pub entered: Option<usize>,
 }
@@ -125,7 +125,7 @@ impl<'a> Stack<'a> {
     /// How many evaluators lie further in than that of the innermost Python frames: they are being entered or left. `None`:
     /// unknown. (Greenlets move their parts of the stack to and from one place.)
     fn without_python(&self) -> Option<usize> {
-        let at = self.entered.filter(|&at| at < self.frames.len() && !self.foreign && !self.switching)?;
+        let at = self.entered.filter(|&at| at < self.frames.len() && !self.foreign)?;
         // Where the evaluator is inlined into its caller, the handler before that stands for it.
         let at = if self.entering(at).is_some() { at } else { at.checked_sub(1)? };
         self.entering(at)?;
@@ -200,7 +200,8 @@ pub enum Repair {
     OuterNative,
     /// The native stack was cut: nothing native is known about the outer Python frames.
     OuterPython,
-    /// Code that switches between greenlets was running: the stacks have the same activations, and may be two greenlets'.
+    /// Code that switches between greenlets was running, and what called it may be another greenlet's than the Python frames: it
+    /// is left out.
     Switching,
     /// One of the stacks was cut, but they have the same activations.
     Cut,
@@ -242,6 +243,13 @@ pub struct Keep {
 pub fn join(native: &Native<'_>, python: &Python<'_>, keep: Keep, out: &mut Vec<Joined>) -> Quality {
     out.clear();
     let activations = activations(python);
+    if let Some(end) = native.switching {
+        let switch = Native { frames: &native.frames[..end.min(native.frames.len())], ..*native };
+        let native = &Stack::of(&switch, python, activations.len());
+        let keep_interpreter = keep.interpreter;
+        Joining { native, activations: &activations, keep_interpreter, trims: false, out }.apart();
+        return Quality::Repaired(Repair::Switching);
+    }
     let native = &Stack::of(native, python, activations.len());
     let (first, quality) = align(native, python, activations.len());
     let python_whole = matches!(python.stop, StopReason::Complete | StopReason::NoFrame);
@@ -327,7 +335,7 @@ fn align(native: &Stack<'_>, python: &Python<'_>, activations: usize) -> (Option
     if activations == 0 && evaluators > 0 {
         let entering = evaluators == 1 && entering && both_whole;
         // The thread state has no frame, so its first one is being entered or left.
-        let sure = entering && python.stop == StopReason::NoFrame && !native.foreign && !native.switching;
+        let sure = entering && python.stop == StopReason::NoFrame && !native.foreign;
         let repair = if entering { Repair::Entering } else { Repair::NoPython };
         return (Some(evaluators), if sure { Quality::Exact } else { Quality::Repaired(repair) });
     }
@@ -345,7 +353,6 @@ fn align(native: &Stack<'_>, python: &Python<'_>, activations: usize) -> (Option
     }
     let sure = without_python == Some(0);
     match evaluators.cmp(&activations) {
-        std::cmp::Ordering::Equal if native.switching => (Some(0), Quality::Repaired(Repair::Switching)),
         // A thread that never entered Python has no thread state: then nothing is missing either. Nor if there is no
         // interpreter, before it starts and after it ends.
         std::cmp::Ordering::Equal
@@ -364,7 +371,7 @@ fn align(native: &Stack<'_>, python: &Python<'_>, activations: usize) -> (Option
         std::cmp::Ordering::Greater if both_whole && (entering || !native.foreign) && evaluators == activations + 1 => {
             // Then the others are all there, unless the surplus one is the outermost, of a thread state that C code has
             // replaced by another in between.
-            let sure = !native.foreign && !native.switching && !native.outermost_may_be_foreign();
+            let sure = !native.foreign && !native.outermost_may_be_foreign();
             (Some(1), if sure { Quality::Exact } else { Quality::Repaired(Repair::Entering) })
         }
         std::cmp::Ordering::Greater => (Some(0), Quality::Repaired(Repair::OuterNative)),

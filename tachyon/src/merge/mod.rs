@@ -299,8 +299,8 @@ pub struct MixedWith<'a> {
     pub boundaries: Boundaries,
     /// Whether greenlets are among them, whose outer frames are not this thread state's.
     pub foreign: bool,
-    /// Whether one of them called code that switches between greenlets.
-    pub switching: bool,
+    /// Where the innermost ones are code that switches between greenlets: how many they are.
+    pub switching: Option<usize>,
     /// Whether one of them is code in assembly language, whose unwind rules were derived from its instructions.
     pub assembly: bool,
     /// Which native frames are wanted even though they say nothing about the Python code.

@@ -144,7 +144,12 @@ impl Maker {
 fn resident() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = text.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
-    pages * nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().map_or(4096, i64::unsigned_abs)
+    pages * page_size()
+}
+
+/// Bytes of a page of memory.
+pub(super) fn page_size() -> u64 {
+    nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().map_or(4096, i64::unsigned_abs)
 }
 
 /// Gives memory that was freed back to the system: glibc keeps it.

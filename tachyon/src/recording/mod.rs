@@ -48,6 +48,7 @@ mod account;
 mod bell;
 mod expected;
 mod follow;
+mod give_back;
 mod looker;
 mod made;
 mod memory;

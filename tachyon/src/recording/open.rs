@@ -101,6 +101,7 @@ impl Request {
             pid_namespace,
         };
         let mut kernel = Kernel::open(&options)?;
+        request.release();
         clock.lap();
         let stats = Arc::new(Stats::start());
         let samples = kernel.take_samples()?;
@@ -136,6 +137,7 @@ impl Request {
         let follow = Follow::start(follower, events, watch, request.samples_a_second(), bells.clone(), end.clone())?;
         let verified = verifying.wait()?;
         lock(&kernel).add_samplers(verified)?;
+        request.release();
         let load_times = lock(&kernel).load_times();
         clock.lap();
         if let Some(mapper) = mapper.as_mut().filter(|_| !of_few) {
@@ -279,7 +281,8 @@ impl Opened {
             task_waits::start(means, end.clone())
         });
         let task_looks = task_looks.transpose()?;
-        let timer = Timer::start(&kernel, &registry, &stats)?;
+        request.release();
+        let timer = Timer::start(&kernel, &registry, &stats, request.give_back)?;
         let threads = Threads { reader, follow, sender, maker, mapper, second_look, task_looks };
         let parts = Parts {
             request,

@@ -78,6 +78,9 @@ pub struct Request {
     pub arguments: bool,
     /// Bytes of the sample ring, a power of two of whole pages; `None`: chosen by rate and number of CPUs.
     pub ring_bytes: Option<u32>,
+    /// What only the start needed is given back to the system: freed memory, and those pages of the files of the calling program
+    /// and its libraries that it does not go on using.
+    pub give_back: bool,
 }
 
 /// Bytes for unwind tables by default.
@@ -111,6 +114,7 @@ impl Request {
             label_env: false,
             arguments: true,
             ring_bytes: None,
+            give_back: false,
         }
     }
 

@@ -257,7 +257,11 @@ impl Running {
         let segment =
             self.account(Ended { bank, counters, unsettled, waits, reader, end, end_unix, made, counts, times });
         // The previous segment's memory is free by now, in pieces between what lives on.
-        memory::return_freed();
+        if self.parts.request.give_back {
+            self.parts.request.release();
+        } else {
+            memory::return_freed();
+        }
         Ok(segment)
     }
 
@@ -386,6 +390,7 @@ impl Running {
         }
         lock(&self.parts.kernel).detach_sampling();
         let waits_ended = lock(&self.parts.kernel).detach_waits()?;
+        self.parts.request.release();
         self.parts.end.come();
         let _concerned = self.parts.end.concerns_this_thread(Patience::Usual);
         lock(&self.parts.registry).sampling_ended();

@@ -5,6 +5,7 @@
 //! sampled, it also ends the measuring of BPF after the first turns ([`Stats`]).
 
 use super::follow::lock;
+use super::give_back::give_back;
 use super::registry::Registry;
 use super::stats::Stats;
 use crate::kernel::{Kernel, drop_privileges_but_sampling, online_cpus};
@@ -25,7 +26,7 @@ pub(super) struct Timer {
 }
 
 impl Timer {
-    /// Starts, once the event is attached.
+    /// Starts, once the event is attached. `gives_back`: after the first turn, what only the first samples needed is given back.
     ///
     /// # Errors
     /// When the thread cannot be made.
@@ -33,6 +34,7 @@ impl Timer {
         kernel: &Arc<Mutex<Kernel>>,
         registry: &Arc<Mutex<Registry>>,
         stats: &Arc<Stats>,
+        mut gives_back: bool,
     ) -> std::io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let (kernel, registry, stats) = (Arc::clone(kernel), Arc::clone(registry), Arc::clone(stats));
@@ -48,6 +50,9 @@ impl Timer {
                 }
                 look_for_cpus(&mut known, &kernel, &registry);
                 stats.turn(&lock(&kernel));
+                if std::mem::take(&mut gives_back) {
+                    give_back();
+                }
             }
         })?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })

@@ -7,14 +7,12 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::sys::resource::{Resource, getrlimit};
-
 use super::file::{FileIdentity, MappedFile};
-use super::{Mapping, RemoteProcess};
+use super::{Mapping, RemoteProcess, open_files};
 
 /// How long a file is held after it was last met: a file system with a held file cannot be unmounted.
 const HELD_FOR: Duration = Duration::from_secs(10);
-/// Most files that are held, and their share of all files that this process may have open.
+/// Most files that are held, and their share of those that this process may have open beside what it needs.
 const MAX_FILES: u64 = 512;
 const PART_OF_FILES: u64 = 8;
 
@@ -65,8 +63,7 @@ pub(super) fn remember(mapping: &Mapping, file: &MappedFile) {
     let mut known = lock();
     let known = known.get_or_insert_default();
     known.tidy(now);
-    let may_open = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
-    let most = MAX_FILES.min(may_open / PART_OF_FILES);
+    let most = MAX_FILES.min(open_files::spare() / PART_OF_FILES);
     let place = place(mapping);
     // It may be the same file with other content.
     if (known.files.len() as u64) < most || known.files.contains_key(&place) {

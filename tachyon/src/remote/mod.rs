@@ -17,6 +17,7 @@ pub mod ledger;
 mod maps;
 mod memory;
 mod namespace;
+pub mod open_files;
 mod status;
 mod tasks;
 

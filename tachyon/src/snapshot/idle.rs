@@ -150,8 +150,7 @@ impl TaskReader {
         for state in &mut states {
             state.ns_tid = self.owners.get(&state.tstate).copied().flatten();
         }
-        let mut namer =
-            Namer { memory: &memory, target: &target, symbolizer: std::mem::take(symbolizer), profile, deadline };
+        let mut namer = Namer::new((&memory, &target), std::mem::take(symbolizer), profile, deadline);
         let (memory, target, states, tids) = (&memory, &target, &states, &self.tids);
         let (tasks, missing) = match waiters {
             Waiters::Tasks(layout) => {
@@ -169,7 +168,7 @@ impl TaskReader {
                 (tasks, unfound.into_iter().chain(problems).map(Missing::of_greenlets).next())
             }
         };
-        let missing = missing.or(problem.map(|_| Missing::Unreadable));
+        let missing = missing.or(problem.map(|_| Missing::Unreadable)).or(namer.late.then_some(Missing::Late));
         *symbolizer = namer.symbolizer;
         if memory.len() > at_once {
             after = moment();

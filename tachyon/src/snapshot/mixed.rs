@@ -155,7 +155,7 @@ impl<'a> NativeStacks<'a> {
         let mut joined = Vec::new();
         // A thread that sleeps is not in the evaluator's first or last instructions.
         let native_frames =
-            Native { frames: &kinds, whole: native.whole, foreign: true, switching: false, entered: None };
+            Native { frames: &kinds, whole: native.whole, foreign: true, switching: None, entered: None };
         let keep = Keep { interpreter: self.choice.interpreter_frames, roots: self.choice.roots };
         let quality = join(&native_frames, &python, keep, &mut joined);
         let frame = |frame: Joined| match frame {

@@ -9,6 +9,7 @@ mod greenlets;
 mod idle;
 mod memory;
 mod mixed;
+mod namer;
 mod names;
 mod objects;
 mod owner;
@@ -26,17 +27,18 @@ pub use tasks::{EventLoop, RunningTask, Task as AsyncTask, TaskLayout, TaskLists
 use crate::inspect::{GreenletLayout, Interpreter};
 use crate::profile::{FrameId, Profile};
 use crate::remote::{RemoteError, RemoteProcess, Task};
+use crate::symbolize::Symbolizer;
 use crate::symbolize::native::NativeSymbols;
-use crate::symbolize::{CodeKey, Symbolizer};
 use crate::types::RemoteAddr;
 use greenlets::{CStacks, GreenletsOf};
 use memory::Pages;
 use mixed::NativeStacks;
+use namer::Namer;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tachyon_common::event::{RawFrame, status};
-use tachyon_common::layout::{Layout, flags};
+use tachyon_common::event::status;
+use tachyon_common::layout::Layout;
 use tachyon_common::process::ProcessEntry;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::UserMemory;
@@ -220,8 +222,7 @@ fn take_from<M: UserMemory>(
     let tasks: Vec<Task> = tasks.into_iter().filter(|task| !unread.contains(&task.ns_tid)).collect();
     one_gil_one_holder(&mut stacks);
     only_those_with_frames(&mut stacks);
-    let mut namer =
-        Namer { memory, target: &target, symbolizer: Symbolizer::new(), profile: &mut snapshot.profile, deadline };
+    let mut namer = Namer::new((memory, &target), Symbolizer::new(), &mut snapshot.profile, deadline);
     if tids_told {
         // With or without frames: a state without a thread is that of a thread that has just ended or not begun.
         stacks.retain(|read| read.state.ns_tid.is_some());
@@ -252,6 +253,10 @@ fn take_from<M: UserMemory>(
         let (found, problems) = of.read(&mut namer);
         snapshot.greenlets = Some(found);
         snapshot.problems.extend(problems.iter().map(ToString::to_string));
+    }
+    if namer.late {
+        let limit = wanted.limit;
+        snapshot.problems.push(format!("names of functions are missing: the time was up after {limit:?}"));
     }
     if let Some(mixer) = &mut mixer {
         for thread in snapshot.threads.iter_mut().filter(|thread| thread.mixed.is_none() && !deadline.passed()) {
@@ -393,60 +398,10 @@ fn arrange(
     threads
 }
 
-/// Names frames.
-struct Namer<'a, M> {
-    memory: &'a M,
-    target: &'a Target<'a>,
-    symbolizer: Symbolizer,
-    profile: &'a mut Profile,
-    deadline: Deadline,
-}
-
-impl<M: UserMemory> Namer<'_, M> {
-    /// The stack, and all of its frames: `None` for the interpreter's own, which are not shown.
-    fn name(&mut self, read: &ReadStack) -> (PythonStack, Vec<Option<FrameId>>) {
-        let stack = &read.stack;
-        let mut steady = stack.steady;
-        let frames: Vec<Option<FrameId>> = stack
-            .frames
-            .iter()
-            .map(|raw| {
-                let (frame, named) = self.frame(raw);
-                steady &= named;
-                frame
-            })
-            .collect();
-        let facts = &stack.facts;
-        let holds = facts.status & status::HAS_GIL != 0;
-        // If no GIL is switched on, no thread can be said not to hold it.
-        let without = self.target.layout.has(flags::FREE_THREADED) && !holds;
-        let known = facts.status & status::UNKNOWN == 0 && read.gil.is_some() && !without;
-        let python = PythonStack {
-            interpreter: u64::try_from(facts.interp_id).ok(),
-            holds_gil: known.then_some(holds),
-            gil: read.gil.filter(|_| !self.target.layout.has(flags::FREE_THREADED)),
-            frames: frames.iter().copied().flatten().collect(),
-            stop: stack.stop,
-            steady,
-        };
-        (python, frames)
-    }
-
-    /// The frame, and whether its names could be read: its code object may be another one by now.
-    fn frame(&mut self, raw: &RawFrame) -> (Option<FrameId>, bool) {
-        let key = CodeKey { image: 0, code: raw.code, fingerprint: raw.fingerprint };
-        let frame = self.symbolizer.frame(self.profile, key, raw.lasti, raw.opcode);
-        if !self.symbolizer.is_named(frame) && !self.deadline.passed() {
-            // A failure shows in the frame: it stays without a name.
-            let _unnamed = self.symbolizer.read_missing(self.profile, key, &self.target.layout, SEED, self.memory);
-        }
-        (Some(frame).filter(|_| !self.symbolizer.is_shim(key)), self.symbolizer.is_named(frame))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tachyon_common::event::RawFrame;
     use tachyon_common::walk::ThreadFacts;
 
     fn read(thread_id: u64, gil: u64, holds: bool, frames: usize) -> ReadStack {

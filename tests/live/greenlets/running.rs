@@ -143,6 +143,27 @@ fn none_is_mixed_with_another_however_often_they_switch(python: &Interpreter) {
     let all: usize = met.values().sum();
     assert!(met.len() == towers.len() && all > 1_000, "{met:?}");
     assert!(without * 4 <= all, "{without} of {all}");
+    behind_a_switch_there_are_only_python_frames(&samples);
+}
+
+/// While the stack of one greenlet takes the place of another's, native frames behind the switch may be either's.
+fn behind_a_switch_there_are_only_python_frames(samples: &[Value]) {
+    let mut switches = 0;
+    for sample in samples {
+        let frames = sample["frames"].as_array().expect("frames");
+        let function = |frame: &Value| frame["function"].as_str().unwrap_or_default().to_owned();
+        let is_native = |frame: &&Value| frame["kind"] == "native";
+        if !frames.iter().any(|frame| function(frame).contains("slp_restore_state")) {
+            continue;
+        }
+        switches += 1;
+        assert_eq!(sample["merge"], "repaired", "{sample:#}");
+        let leaf = frames.iter().take_while(is_native).count();
+        let all = frames.iter().filter(is_native).count();
+        assert!(leaf == all && !frames.iter().any(|frame| function(frame).contains("PyEval")), "{sample:#}");
+    }
+    println!("{switches} samples while a stack was put in the place of another");
+    assert!(switches > 10, "{switches}");
 }
 
 /// As SQLAlchemy's asyncio extension has it.

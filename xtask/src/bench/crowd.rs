@@ -1,7 +1,6 @@
 //! A host with many processes: start, memory, cost, and what it costs to leave most of them alone.
 
 use std::fmt::Write as _;
-use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -116,15 +115,8 @@ fn filtered(bench: &Bench) -> Result<f64> {
     eprintln!("one of {BUSY} busy processes");
     let needle = bench.tools.work.path().join("needle");
     std::os::unix::fs::symlink(&bench.python, &needle).context("cannot make a link")?;
-    let busy = |program: &std::path::Path| {
-        // With `nice`, so that the profiler gets to start.
-        let mut line = Command::new("nice");
-        let deep = format!("def f(n):\n    while not n: pass\n    f(n - 1)\nf({})", DEPTH - 2);
-        line.args(["-n", "19"]).arg(program).args(["-S", "-c", &deep]);
-        line
-    };
-    let _hay = Idle::start(BUSY - 1, || busy(&bench.python))?;
-    let _needle = Idle::start(1, || busy(&needle))?;
+    let _hay = Idle::busy(&bench.python, DEPTH, BUSY - 1)?;
+    let _needle = Idle::busy(&needle, DEPTH, 1)?;
     let target = bench.target(DEPTH, 0)?;
     sleep(Duration::from_secs(3));
     let runs = |aim| -> Result<Runs> {

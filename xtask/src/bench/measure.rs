@@ -74,6 +74,10 @@ pub(crate) struct ToolCost {
     pub(crate) bpf_share: f64,
     /// The timer's program's time divided by the target's CPU time.
     pub(crate) bpf_of_target: f64,
+    /// Runs of the timer's program in the window.
+    pub(crate) runs: u64,
+    /// How often its threads woke.
+    pub(crate) wakeups_a_second: f64,
     /// The run from its start to its end.
     pub(crate) whole: Usage,
 }
@@ -92,19 +96,7 @@ pub(crate) fn tool_costs(bench: &Bench) -> Result<Vec<ToolCost>> {
     for rate_hz in RATES_HZ {
         for tool in [Tool::Tachyon, Tool::Native, Tool::PySpy] {
             eprintln!("{} at {rate_hz} Hz", tool.name());
-            let run = bench.begin(tool, Aim::Pid(target.pid()), rate_hz)?;
-            sleep(STEADY);
-            let watched = bench.watch(&run, &target, bench.effort.cost)?;
-            let wall = watched.wall.as_secs_f64();
-            let timer = watched.bpf.timer_ns as f64 / 1e9;
-            costs.push(ToolCost {
-                tool,
-                rate_hz,
-                user_share: watched.tool_cpu.as_secs_f64() / wall,
-                bpf_share: (timer + watched.bpf.other_ns as f64 / 1e9) / wall,
-                bpf_of_target: timer / watched.target_cpu.as_secs_f64(),
-                whole: run.finish()?,
-            });
+            costs.push(bench.cost(tool, Aim::Pid(target.pid()), rate_hz, &target)?);
         }
     }
     Ok(costs)
@@ -114,6 +106,8 @@ pub(crate) fn tool_costs(bench: &Bench) -> Result<Vec<ToolCost>> {
 pub(crate) struct Watched {
     pub(crate) wall: Duration,
     pub(crate) tool_cpu: Duration,
+    /// Voluntary context switches of its threads.
+    pub(crate) tool_wakeups: u64,
     pub(crate) target_cpu: Duration,
     pub(crate) bpf: BpfObjects,
 }
@@ -142,14 +136,36 @@ impl Bench {
         Ok(run)
     }
 
+    /// What a tool costs while it samples `target`, perhaps among others.
+    pub(crate) fn cost(&self, tool: Tool, aim: Aim, rate_hz: u32, target: &Target) -> Result<ToolCost> {
+        let run = self.begin(tool, aim, rate_hz)?;
+        sleep(STEADY);
+        let watched = self.watch(&run, target, self.effort.cost)?;
+        let wall = watched.wall.as_secs_f64();
+        let timer = watched.bpf.timer_ns as f64 / 1e9;
+        Ok(ToolCost {
+            tool,
+            rate_hz,
+            user_share: watched.tool_cpu.as_secs_f64() / wall,
+            bpf_share: (timer + watched.bpf.other_ns as f64 / 1e9) / wall,
+            bpf_of_target: timer / watched.target_cpu.as_secs_f64(),
+            runs: watched.bpf.timer_runs,
+            wakeups_a_second: watched.tool_wakeups as f64 / wall,
+            whole: run.finish()?,
+        })
+    }
+
     pub(crate) fn watch(&self, run: &Run, target: &Target, length: Duration) -> Result<Watched> {
         // When waits are sampled the profiler does not keep it on.
         let _measured = probe::measure_bpf()?;
         let before = (target.mark()?, probe::cpu_time(run.pid())?, BpfObjects::of(run.pid()));
+        let wakeups = probe::wakeups(run.pid());
         sleep(length);
+        let tool_wakeups = probe::wakeups(run.pid()).saturating_sub(wakeups);
         let (mark, cpu, bpf) = (target.mark()?, probe::cpu_time(run.pid())?, BpfObjects::of(run.pid()));
         let (wall, target_cpu) = mark.since(&before.0);
-        Ok(Watched { wall, tool_cpu: cpu.saturating_sub(before.1), target_cpu, bpf: bpf.since(&before.2) })
+        let tool_cpu = cpu.saturating_sub(before.1);
+        Ok(Watched { wall, tool_cpu, tool_wakeups, target_cpu, bpf: bpf.since(&before.2) })
     }
 }
 

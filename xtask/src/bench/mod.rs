@@ -5,6 +5,7 @@
 //! comparable.
 
 mod agreement;
+mod aims;
 mod crowd;
 pub(crate) mod machine;
 mod measure;
@@ -18,6 +19,7 @@ pub(crate) mod tach;
 mod target;
 mod tools;
 mod turns;
+mod usual;
 mod waits;
 mod whose;
 
@@ -54,15 +56,21 @@ pub(crate) struct BenchArgs {
     /// Only what it costs to sample waiting threads
     #[arg(long, conflicts_with_all = ["tach", "agreement", "whose"])]
     waits: bool,
+    /// Only what recording with default options costs, beside the other profilers
+    #[arg(long, conflicts_with_all = ["tach", "agreement", "whose", "waits"])]
+    usual: bool,
     /// Pairs of windows with and without a profiler, at least 2
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..), conflicts_with = "quick")]
     pairs: u16,
     /// Another build's `tachyon-bpf`: measure both by turns and print the ratios, nothing else
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["write", "tach", "agreement", "whose", "waits"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["write", "tach", "agreement", "whose", "waits", "usual"])]
     against: Option<PathBuf>,
     /// Rounds of `--against`
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..), requires = "against")]
     rounds: u16,
+    /// Only rows of `--against` whose names contain this text
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true, requires = "against")]
+    row: String,
     /// Interpreter of the target [default: the newest supported one of pyenv]
     #[arg(long)]
     python: Option<PathBuf>,
@@ -112,10 +120,13 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     if let Some(other) = &args.against {
         bench.effort.kernel = Duration::from_secs(2);
         bench.effort.cost = Duration::from_secs(3);
-        return turns::run(&mut bench, other, args.rounds.into());
+        return turns::run(&mut bench, other, args.rounds.into(), &args.row);
     }
     if args.waits {
         return put(&args, waits::HEADING, &alone(machine, waits::section(&bench, args.quick)?));
+    }
+    if args.usual {
+        return put(&args, usual::HEADING, &alone(machine, usual::section(&bench, args.quick)?));
     }
     let nothing = measure::nothing_selected(&bench)?;
     if args.whose {
@@ -133,6 +144,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let agreement = agreement::section(&bench.tools, &bench.python, args.quick)?;
     let page = replace(&results.page(&bench), agreement::HEADING, &agreement);
     let page = replace(&page, whose::HEADING, &whose::section(&bench, nothing, args.quick)?);
+    let page = replace(&page, usual::HEADING, &usual::section(&bench, args.quick)?);
     let page = replace(&page, waits::HEADING, &waits::section(&bench, args.quick)?);
     let section = tach::section(&bench.tools.tachyon, args.quick)?;
     let page = replace(&page, tach::HEADING, &section);

@@ -144,6 +144,16 @@ pub(crate) fn run_delay(pid: u32) -> Result<Duration> {
     Ok(Duration::from_nanos(nanoseconds.with_context(|| format!("{path} holds no run delay: {text:?}"))?))
 }
 
+/// Voluntary context switches of all threads of a process that are alive: each is followed by a wake-up.
+pub(crate) fn wakeups(pid: u32) -> u64 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().filter_map(std::result::Result::ok);
+    let switches = |thread: fs::DirEntry| {
+        let status = thread.path().join("status");
+        field(&status.to_string_lossy(), "voluntary_ctxt_switches")?.parse::<u64>().ok()
+    };
+    threads.filter_map(switches).sum()
+}
+
 /// One field of `/proc/PATH` in the form `name: value`.
 pub(crate) fn field(path: &str, name: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
@@ -192,6 +202,9 @@ mod tests {
     fn this_process_has_clocks() {
         let own = std::process::id();
         assert!(cpu_time(own).unwrap() > Duration::ZERO);
+        let before = wakeups(own);
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(wakeups(own) > before, "it has slept");
         run_delay(own).unwrap();
         assert!(field("/proc/self/status", "VmHWM").unwrap().ends_with("kB"));
         assert!(steal().0 > 0);

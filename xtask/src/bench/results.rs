@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::aims::Aimed;
 use super::crowd::{Crowd, PROCESSES, PYTHONS};
 use super::machine::Machine;
 use super::measure::{
@@ -25,15 +26,6 @@ pub(crate) struct Results {
     pub(crate) slowdowns: Vec<Slowdown>,
 }
 
-/// A figure and the most it should be.
-struct Budgeted {
-    what: String,
-    value: f64,
-    budget: f64,
-    unit: &'static str,
-    decimals: usize,
-}
-
 const MIB: f64 = 1024.0 * 1024.0;
 
 impl Results {
@@ -51,10 +43,10 @@ impl Results {
     }
 
     /// The budget of the design, as far as this version has the budgeted features.
-    fn budgeted(&self) -> Vec<Budgeted> {
+    fn budgeted(&self) -> Vec<Aimed> {
         let mut all = Vec::new();
         let mut add = |what: String, value: Option<f64>, budget: f64, unit: &'static str, decimals: usize| {
-            all.extend(value.map(|value| Budgeted { what, value, budget, unit, decimals }));
+            all.extend(value.map(|value| Aimed { what, value, aim: budget, unit, decimals }));
         };
         let [low, high] = RATES_HZ;
         let swept = |mib: usize| if mib > 0 { ", caches swept" } else { "" };
@@ -114,7 +106,7 @@ impl Results {
 
     /// How many figures are over their budget.
     pub(crate) fn over(&self) -> usize {
-        self.budgeted().iter().filter(|row| row.value > row.budget).count()
+        self.budgeted().iter().filter(|row| row.is_over()).count()
     }
 
     /// The page.
@@ -124,11 +116,7 @@ impl Results {
         self.in_short(&mut page);
         self.machine.describe(&mut page);
         page.push_str("\n## Against the budget\n\n| what | measured | budget | |\n|---|---:|---:|---|\n");
-        for Budgeted { what, value, budget, unit, decimals } in self.budgeted() {
-            let verdict = if value > budget { "**over**" } else { "ok" };
-            // `fmt::Write` for `String` does not fail; so everywhere below.
-            let _ = writeln!(page, "| {what} | {value:.decimals$} {unit} | {budget} {unit} | {verdict} |");
-        }
+        self.budgeted().iter().for_each(|row| page.push_str(&row.shown()));
         page.push_str(NOT_MEASURED);
         self.beside(&mut page, bench);
         self.in_kernel(&mut page);

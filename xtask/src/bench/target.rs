@@ -41,11 +41,13 @@ pub(crate) struct Shape {
     pub(crate) through_c: usize,
     /// Whose work it is, as an argument of `deep.py`; empty: nobody's.
     pub(crate) whose: &'static str,
+    /// Options of the interpreter.
+    pub(crate) options: &'static [&'static str],
 }
 
 impl Shape {
     pub(crate) const fn deep(depth: usize) -> Self {
-        Self { depth, sweep_mib: 0, through_c: 0, whose: "" }
+        Self { depth, sweep_mib: 0, through_c: 0, whose: "", options: &[] }
     }
 }
 
@@ -55,7 +57,7 @@ impl Target {
     /// # Errors
     /// It does not start, or does nothing.
     pub(crate) fn start(python: &Python, cpu: usize, shape: Shape) -> Result<Self> {
-        let Shape { depth, sweep_mib, through_c, whose } = shape;
+        let Shape { depth, sweep_mib, through_c, whose, options } = shape;
         // Its path as the interpreter sees it.
         let root = python.root.as_deref();
         let all = root.map_or_else(std::env::temp_dir, |root| root.join("tmp"));
@@ -70,7 +72,7 @@ impl Target {
         if let Some(root) = root {
             line.arg("chroot").arg(root);
         }
-        line.arg(&python.path).arg(python.sees(&program));
+        line.arg(&python.path).args(options).arg(python.sees(&program));
         line.args([depth.to_string(), sweep_mib.to_string()]).arg(python.sees(counter.path()));
         line.args([&through_c.to_string(), whose]);
         // What the tests' setup has put there.
@@ -167,6 +169,19 @@ impl Idle {
         })
     }
 
+    /// Starts `count` of this interpreter that work, `depth` frames deep; with `nice`, so that a profiler gets to start.
+    ///
+    /// # Errors
+    /// One cannot be started.
+    pub(crate) fn busy(python: &Path, depth: usize, count: usize) -> Result<Self> {
+        let deep = format!("def f(n):\n    while not n: pass\n    f(n - 1)\nf({})", depth - 2);
+        Self::start(count, || {
+            let mut line = Command::new("nice");
+            line.args(["-n", "19"]).arg(python).args(["-S", "-c", &deep]);
+            line
+        })
+    }
+
     /// Starts processes that are not Python until the machine has `wanted` processes.
     ///
     /// # Errors
@@ -178,7 +193,7 @@ impl Idle {
         Self::start(wanted.saturating_sub(count), || Command::new("cat"))
     }
 
-    pub(crate) fn start(count: usize, line: impl Fn() -> Command) -> Result<Self> {
+    fn start(count: usize, line: impl Fn() -> Command) -> Result<Self> {
         let mut idle = Self(Vec::new());
         for _ in 0..count {
             // This process holds the pipe's other end: they see it close when this process is gone.

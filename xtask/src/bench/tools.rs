@@ -105,7 +105,7 @@ pub(crate) struct Tools {
 pub(crate) enum Tool {
     /// Python frames only.
     Tachyon,
-    /// Native frames too.
+    /// Native frames too, as by default.
     Native,
     /// Python frames, and the tasks that await the running one.
     Awaiting,
@@ -118,12 +118,16 @@ pub(crate) enum Tool {
     PySpyIdle,
     /// CPython 3.15's own, in wall-clock mode, with children of the process.
     Sampling,
+    /// The same, in the mode that takes running threads, of one process.
+    SamplingOne,
+    /// `perf record -g`.
+    Perf,
 }
 
 impl Tool {
     /// Whether it is this project's.
     pub(crate) fn is_ours(self) -> bool {
-        !matches!(self, Self::PySpy | Self::PySpyIdle | Self::Sampling)
+        !matches!(self, Self::PySpy | Self::PySpyIdle | Self::Sampling | Self::SamplingOne | Self::Perf)
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -136,6 +140,8 @@ impl Tool {
             Self::PySpy => "py-spy",
             Self::PySpyIdle => "py-spy --idle",
             Self::Sampling => "profiling.sampling --mode wall",
+            Self::SamplingOne => "profiling.sampling --mode cpu",
+            Self::Perf => "perf record -g",
         }
     }
 }
@@ -157,18 +163,29 @@ impl Tools {
     pub(crate) fn start(&self, tool: Tool, aim: Aim, rate_hz: u32) -> Result<Run> {
         let program = match tool {
             Tool::PySpy | Tool::PySpyIdle => self.py_spy.clone(),
-            Tool::Sampling => "chroot".into(),
+            Tool::Sampling | Tool::SamplingOne => "chroot".into(),
+            Tool::Perf => "perf".into(),
             _ => self.tachyon.clone(),
         };
         let path = |name: &str| self.work.path().join(format!("{}.{name}", tool.name()));
         let (profile, report, log) = (path("profile"), path("report.json"), path("log"));
         let mut line = Command::new("taskset");
         line.args(["-c", &self.cpus]).arg(&program);
-        if tool == Tool::Sampling {
+        if tool == Tool::Perf {
+            let Aim::Pid(pid) = aim else { bail!("{} profiles one process", tool.name()) };
+            line.args(["record", "-g", "-F", &rate_hz.to_string(), "-p", &pid.to_string(), "-o"]).arg(profile);
+            return self.run(tool, line, report, &log);
+        }
+        if matches!(tool, Tool::Sampling | Tool::SamplingOne) {
             let Aim::Pid(pid) = aim else { bail!("{} profiles one process", tool.name()) };
             let python = zoo::in_sid("3.15").context("hint: cargo xtask zoo")?;
             line.arg(python.root.as_deref().unwrap_or(Path::new("/"))).arg(&python.path);
-            line.args(["-m", "profiling.sampling", "attach", "--mode", "wall", "--subprocesses", "-d", "86400"]);
+            line.args(["-m", "profiling.sampling", "attach", "-d", "86400"]);
+            line.args(if tool == Tool::Sampling {
+                &["--mode", "wall", "--subprocesses"][..]
+            } else {
+                &["--mode", "cpu"]
+            });
             line.args(["-r", &rate_hz.to_string(), "--collapsed", "-o", "/tmp/bench.collapsed", &pid.to_string()]);
             return self.run(tool, line, report, &log);
         }
@@ -180,7 +197,7 @@ impl Tools {
         };
         let rate = rate_hz.to_string();
         if tool.is_ours() {
-            line.arg(if tool == Tool::Native { "--native" } else { "--no-native" });
+            line.args((tool != Tool::Native).then_some("--no-native"));
             line.args(match tool {
                 Tool::Awaiting => Some("--async"),
                 Tool::Wall => Some("--wall"),
@@ -307,7 +324,9 @@ impl Run {
             peak_rss_bytes: u64::try_from(rusage.ru_maxrss).unwrap_or(0) * 1024,
             ..Usage::default()
         };
-        if !status.success() {
+        // perf ends itself with the signal that interrupted it.
+        let is_ended = self.tool == Tool::Perf && status.signal() == Some(Signal::SIGINT as i32);
+        if !status.success() && !is_ended {
             return Err(self.failed(status));
         }
         if self.tool.is_ours() {
@@ -317,7 +336,7 @@ impl Run {
                 serde_json::from_str(&text).with_context(|| format!("{} is no report", path.display()))?;
             usage.samples = Some(report.stored);
             usage.report = Some(report);
-        } else {
+        } else if matches!(self.tool, Tool::PySpy | Tool::PySpyIdle) {
             usage.samples = py_spy_samples(&fs::read_to_string(&self.log).unwrap_or_default());
         }
         Ok(usage)

@@ -30,11 +30,11 @@ struct Row {
     work: Work,
 }
 
-/// Measures every row `rounds` times with both builds and prints the table.
+/// Measures every row whose name contains `part`, `rounds` times with both builds, and prints the table.
 ///
 /// # Errors
 /// A build does not run, or a profiler failed. A slower build is not an error.
-pub(crate) fn run(bench: &mut Bench, other: &Path, rounds: usize) -> Result<()> {
+pub(crate) fn run(bench: &mut Bench, other: &Path, rounds: usize, part: &str) -> Result<()> {
     if !other.is_file() {
         bail!("{} is no executable\nhint: --against takes the path of another build's tachyon-bpf", other.display());
     }
@@ -43,7 +43,11 @@ pub(crate) fn run(bench: &mut Bench, other: &Path, rounds: usize) -> Result<()> 
         "{:<58} {:>10} {:>10} {:>7}  95 % interval",
         "by turns, medians of the rounds", "this", "other", "ratio"
     )];
-    for row in rows(bench)? {
+    let rows: Vec<Row> = rows(bench)?.into_iter().filter(|row| row.name.contains(part)).collect();
+    if rows.is_empty() {
+        bail!("no row has a name with {part:?} in it");
+    }
+    for row in rows {
         let mut values = [Vec::new(), Vec::new()];
         for round in 0..rounds {
             for turn in 0..2 {
@@ -104,11 +108,7 @@ impl Work {
             }
             Self::Whole { rate_hz, tool } => {
                 let target = bench.target(DEPTH, 0)?;
-                let run = bench.begin(*tool, Aim::Pid(target.pid()), *rate_hz)?;
-                let watched = bench.watch(&run, &target, bench.effort.cost)?;
-                run.finish()?;
-                let bpf = (watched.bpf.timer_ns + watched.bpf.other_ns) as f64 / 1e9;
-                Ok((watched.tool_cpu.as_secs_f64() + bpf) / watched.wall.as_secs_f64() * 100.0)
+                Ok(bench.cost(*tool, Aim::Pid(target.pid()), *rate_hz, &target)?.share() * 100.0)
             }
             Self::Memory { tool } => {
                 let target = bench.target(DEPTH, 0)?;

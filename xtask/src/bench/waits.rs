@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::aims::Aimed;
 use super::measure::{Bench, RATES_HZ, Watched};
 use super::stats::{Interval, Longer};
 use super::target::{Idle, Shape, Target};
@@ -23,23 +24,6 @@ const DEPTH: usize = 10;
 const RUNS: usize = 4;
 /// When the profiler has reached a steady state: in its first second it also has the kernel measure what a switch costs.
 const STEADY: Duration = Duration::from_millis(1_500);
-
-/// A figure and the most that it should be.
-struct Row {
-    what: String,
-    value: f64,
-    aim: f64,
-    unit: &'static str,
-    decimals: usize,
-}
-
-impl Row {
-    fn shown(&self) -> String {
-        let Self { what, value, aim, unit, decimals } = self;
-        let verdict = if value > aim { "**over**" } else { "ok" };
-        format!("| {what} | {value:.decimals$} {unit} | {aim} {unit} | {verdict} |\n")
-    }
-}
 
 /// The page's section.
 ///
@@ -86,7 +70,7 @@ fn pair(bench: &Bench, python: &Python) -> Result<Target> {
 
 struct Switches {
     a_second: f64,
-    rows: Vec<Row>,
+    rows: Vec<Aimed>,
 }
 
 /// The costs of a switch of unrecorded threads and of recorded ones; of a stack; and of the whole profiler.
@@ -109,7 +93,7 @@ fn switches(bench: &Bench, python: &Python, rate_hz: u32) -> Result<Switches> {
     let wall = watch(Tool::Wall, Aim::Pid(target.pid()))?;
     let whole = wall.tool_cpu.as_secs_f64() + (wall.bpf.timer_ns + wall.bpf.other_ns) as f64 / 1e9;
     let each = |nanoseconds: u64, runs: u64| nanoseconds as f64 / runs.max(1) as f64;
-    let row = |what: &str, value: f64, aim: f64, unit: &'static str, decimals: usize| Row {
+    let row = |what: &str, value: f64, aim: f64, unit: &'static str, decimals: usize| Aimed {
         what: what.to_owned(),
         value,
         aim,
@@ -151,7 +135,7 @@ impl Where {
 }
 
 /// What `perf bench sched pipe` loses beside a recording of the whole host. (Debian's perf contains CPython: its threads are watched.)
-fn beside_perf_bench(bench: &Bench, place: Where, rate_hz: u32, rounds: usize) -> Result<Row> {
+fn beside_perf_bench(bench: &Bench, place: Where, rate_hz: u32, rounds: usize) -> Result<Aimed> {
     let once = || -> Result<f64> {
         let trips = place.trips().to_string();
         let mut words = vec!["perf", "bench", "-f", "simple", "sched", "pipe", "-l", &trips];
@@ -186,7 +170,7 @@ fn beside_perf_bench(bench: &Bench, place: Where, rate_hz: u32, rounds: usize) -
         "{what}, the fastest tenth of {} runs each way by turns, is slower beside `--all-python --wall` (95 % interval {low:.1} to {high:.1})",
         rounds * RUNS
     );
-    Ok(Row { what, value: percent, aim: 5.0, unit: "%", decimals: 1 })
+    Ok(Aimed { what, value: percent, aim: 5.0, unit: "%", decimals: 1 })
 }
 
 /// A row of one profiler.
@@ -226,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_row_has_its_verdict() {
-        let row = |value| Row { what: "a switch".to_owned(), value, aim: 80.0, unit: "ns", decimals: 0 }.shown();
+        let row = |value| Aimed { what: "a switch".to_owned(), value, aim: 80.0, unit: "ns", decimals: 0 }.shown();
         assert_eq!(row(79.6), "| a switch | 80 ns | 80 ns | ok |\n");
         assert_eq!(row(81.2), "| a switch | 81 ns | 80 ns | **over** |\n");
     }

@@ -35,7 +35,7 @@ pub(super) struct Counts {
     pub lost: u64,
     pub exact: u64,
     /// Samples that are right up to code without rules, where they end (generated at run time without frame pointers), or through it
-    /// (assembly language).
+    /// (assembly language, frame pointers), or up to code that is exchanging the native stack.
     pub to_the_last_rule: u64,
     /// Samples that are not exact, by reason.
     pub reasons: BTreeMap<String, u64>,
@@ -49,8 +49,12 @@ pub(super) struct Counts {
 /// Native stops in code without rules.
 const WITHOUT_RULES: [&str; 2] = ["no_unwind_rule", "no_frame_pointer"];
 
-/// Merges of whole stacks through such code.
-const THROUGH_ASSEMBLY: &str = "repaired: through assembly without unwind rules";
+/// Merges of stacks through such code, and of those that end where one greenlet gives way to another.
+const AS_FAR_AS_IS_KNOWN: [&str; 3] = [
+    "repaired: through assembly without unwind rules",
+    "repaired: walked by frame pointers",
+    "repaired: between two greenlets",
+];
 
 impl Counts {
     /// Adds a recording: its account, and its samples as JSON lines.
@@ -63,7 +67,8 @@ impl Counts {
         self.lost += report.loss.values().sum::<u64>();
         self.exact += report.native.exact;
         let ended = WITHOUT_RULES.iter().filter_map(|stop| report.native.stops.get(*stop));
-        let without_rules = ended.chain(report.native.repairs.get(THROUGH_ASSEMBLY));
+        let without_rules =
+            ended.chain(AS_FAR_AS_IS_KNOWN.iter().filter_map(|repair| report.native.repairs.get(*repair)));
         self.to_the_last_rule += without_rules.sum::<u64>().min(report.stored - report.native.exact);
         let mut reason = |text: &str, count: u64| {
             if count > 0 {
@@ -136,7 +141,7 @@ mod tests {
     #[test]
     fn what_is_not_exact_has_its_reason() {
         let report = r#"{"stored": 10, "loss": {"ring_full": 1}, "stops": {"complete": 8, "unreadable_frame": 1, "no_frame": 1},
-            "native": {"exact": 6, "missing": 1, "repairs": {"repaired: native stack cut": 2, "repaired: through assembly without unwind rules": 1},
+            "native": {"exact": 5, "missing": 1, "repairs": {"repaired: native stack cut": 2, "repaired: through assembly without unwind rules": 1, "repaired: walked by frame pointers": 1},
                        "stops": {"complete": 8, "no_unwind_rule": 1, "no_unwind_tables": 1}},
             "cost": {"peak_rss_bytes": 5, "map_bytes": 6}}"#;
         let lines = r#"{"time_us": 1, "gil": true, "merge": "repaired", "frames": [{"function": "f", "file": "libx.so", "kind": "native"},
@@ -144,7 +149,7 @@ mod tests {
             .replace('\n', "");
         let mut counts = Counts::default();
         counts.add(report, &samples(&lines).unwrap()).unwrap();
-        assert_eq!((counts.stored, counts.lost, counts.exact, counts.to_the_last_rule), (10, 1, 6, 2));
+        assert_eq!((counts.stored, counts.lost, counts.exact, counts.to_the_last_rule), (10, 1, 5, 3));
         assert_eq!((counts.unknown, counts.memory_bytes, counts.cut_in["libx.so"]), (0, 11, 1));
         let reasons: Vec<_> = counts.reasons.iter().map(|(reason, count)| (&**reason, *count)).collect();
         let expected = [
@@ -154,6 +159,7 @@ mod tests {
             ("native stack: no unwind tables", 1),
             ("no native stack", 1),
             ("through assembly without unwind rules", 1),
+            ("walked by frame pointers", 1),
         ];
         assert_eq!(reasons, expected);
     }

@@ -14,6 +14,9 @@ use std::time::Duration;
 pub(super) const OURS_HZ: u32 = 199;
 pub(super) const THEIRS_HZ: u32 = 99;
 
+/// A row is measured again until py-spy has this many samples: then chance makes less than the tolerated difference.
+pub(super) const ENOUGH: u64 = 600;
+
 /// py-spy takes longer to start, so it watches this much longer.
 const LATER: Duration = Duration::from_secs(1);
 
@@ -40,13 +43,15 @@ pub(super) fn row(bench: &Bench, row: &Row) -> Result<Measured> {
         Kind::Steady { start, children } => {
             let pid = start(&mut work)?;
             let of = Aim { pid, children: *children };
-            seen.steady(bench, &work, &of, row.compared)?;
-            work.check()?;
+            seen.enough(bench, |seen| {
+                seen.steady(bench, &work, &of, row.compared)?;
+                work.check()
+            })?;
         }
         Kind::Short(words) => {
-            for _ in 0..bench.repeats {
-                seen.short(bench, &work, words, row.compared)?;
-            }
+            seen.enough(bench, |seen| {
+                (0..bench.repeats).try_for_each(|_| seen.short(bench, &work, words, row.compared))
+            })?;
         }
     }
     Ok(Measured {
@@ -72,6 +77,17 @@ struct Seen {
 }
 
 impl Seen {
+    /// Measures until there are enough samples of py-spy.
+    fn enough(&mut self, bench: &Bench, mut measure: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+        for _ in 0..bench.most {
+            measure(self)?;
+            if self.theirs.samples >= ENOUGH {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn steady(&mut self, bench: &Bench, work: &Work<'_>, aim: &Aim, compared: Compared) -> Result<()> {
         let pid = aim.pid.to_string();
         let mut line = urgent(&bench.profiler);

@@ -47,8 +47,10 @@ struct Bench {
     profiler: PathBuf,
     py_spy: PathBuf,
     length: Duration,
-    /// How often a short program is run.
+    /// How often a short program is run at a time.
     repeats: u32,
+    /// How often a row is measured at most, until py-spy has enough samples.
+    most: u32,
 }
 
 /// Runs `cargo xtask programs`.
@@ -73,6 +75,7 @@ pub(crate) fn run(args: &ProgramsArgs) -> Result<()> {
         py_spy: venv::py_spy()?,
         length: Duration::from_secs(if args.quick { 2 } else { args.seconds }),
         repeats: if args.quick { 1 } else { 5 },
+        most: if args.quick { 1 } else { 5 },
     };
     let mut lines = Vec::new();
     let mut failed = Vec::new();

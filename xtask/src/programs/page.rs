@@ -1,7 +1,7 @@
 //! `docs/programs.md`: a table, and the details behind its figures. Rows that were not measured this time stay as they are.
 
 use super::agreement::TOLERATED;
-use super::measure::{Measured, OURS_HZ, THEIRS_HZ};
+use super::measure::{ENOUGH, Measured, OURS_HZ, THEIRS_HZ};
 use super::rows::{Kind, ROWS, Row};
 use super::venv::Venv;
 use crate::command;
@@ -73,7 +73,10 @@ fn page(before: &str, measured: &[(&Row, Measured)], date: &str) -> String {
         lines.insert(row.name.to_owned(), format!("| {} |", cells.join(" | ")));
         reasons.insert(row.name.to_owned(), format!("| {} | {} |", row.name, behind(measured)));
     }
-    let mut page = INTRODUCTION.replace("{OURS}", &OURS_HZ.to_string()).replace("{THEIRS}", &THEIRS_HZ.to_string());
+    let mut page = INTRODUCTION
+        .replace("{OURS}", &OURS_HZ.to_string())
+        .replace("{THEIRS}", &THEIRS_HZ.to_string())
+        .replace("{ENOUGH}", &ENOUGH.to_string());
     page = page.replace("{POINTS}", &format!("{:.0}", TOLERATED * 100.0));
     let versions: BTreeMap<_, _> =
         [Venv::Small, Venv::Services, Venv::Libraries].iter().flat_map(|venv| venv.versions()).collect();
@@ -174,7 +177,8 @@ const INTRODUCTION: &str = "\
 Servers, workers, notebooks, numerical libraries and short programs, with unmodified packages from PyPI. `cargo xtask programs --write`
 installs them (pinned by digest, `xtask/programs/requirements/`), runs each program, profiles it with default options at {OURS} Hz, and has
 py-spy profile the same process at the same time ({THEIRS} Hz). Steady programs are profiled by process id once they have warmed up (servers
-with `--subprocesses`); short ones are started by the profiler, five times. The programs are in `xtask/programs/`.
+with `--subprocesses`); short ones are started by the profiler, five times. What leaves py-spy with fewer than {ENOUGH} samples is repeated, up to
+four times (since 2026-11-29). The programs are in `xtask/programs/`.
 
 Each row shows the day on which it was measured, and the machine's load average over the fifteen minutes before. On two CPUs for which
 many programs compete, unwind tables are ready late, more stacks of the first seconds are cut, and py-spy counts the time in which a
@@ -183,14 +187,20 @@ thread waits for a CPU.
 - *exact*: the native stack and the Python stack were both complete and fitted together ([native.md](native.md)).
 - *exact up to code without rules*: these, plus stacks that reach code without unwind rules and say so. They end there if that code was
   generated at run time; they go on through it if it is assembly language whose rules follow from its instructions (kernels of BLAS
-  libraries; before 2026-11-28 they ended there, too). Everything that can be known about these stacks is shown.
+  libraries; before 2026-11-28 they ended there, too), or if frame pointers lead on (these count here since 2026-11-29; where they do,
+  one frame may be missing). Stacks taken while one greenlet gives way to another also count: since 2026-11-29, what called the switch is
+  left out, because the native stack behind it is being exchanged. Everything that can be known about these stacks is shown.
 - *unknown*: the innermost frame has neither a name nor an address in a file.
 - *lost*: runs of the timer's program that left no sample, for any reason.
-- *first sample*: the time from the start of the profiler. If the program is idle at that moment, its first sample comes later.
+- *first sample*: the time from the start of the profiler. If the program is idle at that moment, its first sample comes later: so
+  with celery, whose workers look for jobs now and then (in 20 starts beside them on 2026-11-29, sampling began after 0.17 to 0.26 s).
 - *memory*: the profiler's peak resident memory plus its BPF maps. (In rows of 2026-11-27 and before, the peak memory of the command that
   started the profiler counts instead if it was higher; so the figure is too high in rows that follow those with more packages.)
 - *as py-spy*: of the ten Python functions that py-spy samples most often, how many have the same share of samples, within {POINTS}
-  percentage points. For servers, only threads that hold the GIL are compared (`--gil`), for libraries, threads that run.
+  percentage points. For servers, and for polars, only threads that hold the GIL are compared (`--gil`), for other libraries, threads
+  that run. (While polars' own threads work, the thread that waits for them runs on and off: py-spy takes most of that for running.)
+  `totals` differs in several rows. Checked in pywsgi (15 s each on 2026-11-29), by the clock of its own thread it had 25 % of the CPU
+  time while this profiler said 27 %, and 22 % while py-spy said 13 %.
 ";
 
 const EXPLAINED: &str = "\

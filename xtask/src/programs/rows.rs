@@ -53,6 +53,11 @@ const fn quick(row: Row) -> Row {
     Row { quick: true, venv: Venv::Small, ..row }
 }
 
+/// The same row, compared by threads that hold the GIL.
+const fn holders(row: Row) -> Row {
+    Row { compared: Compared::Gil, ..row }
+}
+
 /// All of them, in the page's order.
 pub(super) const ROWS: &[Row] = &[
     quick(service("gunicorn", "sync workers, two of them, WSGI", |work| {
@@ -105,7 +110,8 @@ pub(super) const ROWS: &[Row] = &[
     library("torch", "training a small network; its CUDA libraries are mapped", |work| with(work, "torch")),
     library("jax", "compiled, differentiated and eager functions", |work| with(work, "jax")),
     library("numba", "a compiled loop", |work| with(work, "numba")),
-    library("polars", "a lazy query, rows", |work| with(work, "polars")),
+    // While its threads work, the one that waits for them runs on and off.
+    holders(library("polars", "a lazy query, rows", |work| with(work, "polars"))),
     library("pyarrow", "Parquet in memory, groups, sorting", |work| with(work, "pyarrow")),
     quick(library("lxml", "parsing HTML, XPath, XSLT", |work| with(work, "lxml"))),
     quick(library("pydantic", "validating and dumping models", |work| with(work, "pydantic"))),

@@ -34,6 +34,18 @@ const TAIL_LINES: usize = 40;
 /// The first output of the guest's script.
 const BOOTED: &str = "the guest has booted";
 
+/// What it says right before it starts the profiler for the first time.
+const KICKED: &str = "guest: kicked";
+
+/// A guest gets there within seconds; one that has not after this long hangs.
+const AT_MOST_BEFORE: Duration = Duration::from_secs(120);
+
+/// Whether it ended, or was stopped, while it ran only the check of what the kernel promises, which has no part of the profiler: there
+/// 5.10 once fell silent until its time was over.
+fn hung_before_profiler(console: &str) -> bool {
+    console.contains(BOOTED) && !console.contains(KICKED) && !console.contains("Kernel panic")
+}
+
 /// Whether a kernel died for a reason that none of the guest's programs can cause: before it had started one, or because an emulated
 /// CPU hit the breakpoint that the kernel uses while patching its code, and took it for a foreign one (7.2 while booting, once in some
 /// dozens of boots; 6.12 with sixteen CPUs, when programs are attached to its tracepoints, on one machine twice in a row).
@@ -77,9 +89,9 @@ impl Threads {
     }
 }
 
-/// Boots `image` and returns the directory with the files that the guest sent. A kernel that died of its emulation, or whose
-/// CPUs were locked up, is booted once more with one thread for all of them: both problems are known from CPUs that run in
-/// parallel, and bugs in the profiler would show again.
+/// Boots `image` and returns the directory with the files that the guest sent. A kernel that died of its emulation, hung before
+/// the profiler was started, or whose CPUs were locked up, is booted once more with one thread for all of them: such problems are
+/// known from CPUs that run in parallel, and bugs in the profiler would show again.
 ///
 /// # Errors
 /// The guest did not end in time, or sent nothing complete; the message ends with the console's last lines.
@@ -91,6 +103,8 @@ pub(crate) fn run(kernel: Kernel, given: Given, image: &Path, initramfs: &Path, 
         "it died of its emulation"
     } else if locked_up(&console) {
         "its emulated processors were locked up"
+    } else if hung_before_profiler(&console) {
+        "it hung before the profiler was started"
     } else {
         return first;
     };
@@ -141,10 +155,15 @@ fn boot(
         if let Some(status) = qemu.0.try_wait().context("cannot wait for QEMU")? {
             break status.success();
         }
-        if start.elapsed() > at_most
-            || (threads == Threads::OnePerProcessor && read(&console).matches(LOCKUP).count() > 1)
-        {
+        if start.elapsed() > at_most {
             break false;
+        }
+        if threads == Threads::OnePerProcessor {
+            let told = read(&console);
+            let is_late = start.elapsed() > AT_MOST_BEFORE;
+            if told.matches(LOCKUP).count() > 1 || (is_late && hung_before_profiler(&told)) {
+                break false;
+            }
         }
         std::thread::sleep(Duration::from_millis(100));
     };
@@ -220,5 +239,11 @@ mod tests {
             "{BOOTED}\n[   81.2] watchdog: BUG: soft lockup - CPU#0 stuck for 22s! [kick:100]"
         )));
         assert!(!locked_up(&format!("{BOOTED}\n{panic}")));
+        let python = "guest: python has pid 91, 2.85 s after boot";
+        let hung = |lines: &[&str]| hung_before_profiler(&lines.join("\n"));
+        assert!(hung(&[BOOTED, python]));
+        assert!(!hung(&[BOOTED, python, "guest: kicked, 3.15 s after boot"]), "the profiler may have to do with it");
+        assert!(!hung(&[BOOTED, python, panic]), "that is no silence");
+        assert!(!hung(&["Welcome to Debian!"]), "another guest, which says nothing of the kind");
     }
 }

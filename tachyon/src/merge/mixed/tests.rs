@@ -57,7 +57,7 @@ impl Case<'_> {
             frames: &kinds,
             whole: self.native_whole,
             foreign: self.foreign,
-            switching: false,
+            switching: None,
             entered: self.entered,
         };
         let python = Python { frames: &frames, root_shims, stop: self.stop, boundaries: self.boundaries };
@@ -78,14 +78,23 @@ fn whole<'a>(boundaries: Boundaries, native: &'a str, python: &'a str) -> Case<'
 }
 
 #[test]
-fn a_stack_taken_while_greenlets_switch_is_not_called_exact() {
+fn while_greenlets_switch_what_called_the_switch_is_left_out() {
     let mut out = Vec::new();
-    let frames = [PythonFrame { entry: false, shims: 0 }];
+    let frames = [PythonFrame { entry: false, shims: 0 }, PythonFrame { entry: false, shims: 1 }];
     let python = Python { frames: &frames, root_shims: 1, stop: StopReason::Complete, boundaries: Boundaries::Shim };
-    for (switching, quality) in [(true, Quality::Repaired(Repair::Switching)), (false, Quality::Exact)] {
-        let native = Native { frames: &kinds("nE"), whole: true, foreign: true, switching, entered: None };
-        assert_eq!(join(&native, &python, Keep::default(), &mut out), quality);
-        assert_eq!(out, [Joined::Native(0), Joined::Python(0)]);
+    let (switch, [first, second]) = (Quality::Repaired(Repair::Switching), [0, 1].map(Joined::Python));
+    for (kinds_of, switching, quality, native) in [
+        // The greenlet that the stack belongs to already has as many evaluators, more, or fewer.
+        ("nnnEpnE", Some(2), switch, 2),
+        ("nnnEpnEpE", Some(2), switch, 2),
+        ("nnnE", Some(2), switch, 2),
+        ("nEpE", None, Quality::Exact, 1),
+    ] {
+        let native = &(0..native).map(Joined::Native).collect::<Vec<_>>();
+        let kinds = kinds(kinds_of);
+        let stack = Native { frames: &kinds, whole: true, foreign: true, switching, entered: None };
+        assert_eq!(join(&stack, &python, Keep::default(), &mut out), quality, "{kinds_of}");
+        assert_eq!(out, [native, &[first, second][..]].concat(), "{kinds_of}");
     }
 }
 

@@ -1,16 +1,18 @@
 //! Native stacks whose unwind tables the kernel side did not have yet, walked to their end: it has sent a copy of what lay on the
 //! stack, and the rules are read from the files.
 
+use super::News;
 use super::spaces::{AddressSpace, Code, Spaces};
 use crate::events::{head, with_native};
 use crate::remote::ledger::{self, Work};
-use crate::types::Pid;
+use crate::types::{KtimeNs, Pid};
 use crate::unwind::{RuleAt, SparseRules};
 use foldhash::fast::RandomState;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
 use tachyon_common::event::{SampleRecord, StackRecord, status};
 use tachyon_common::limits::{STACK_PART, STACK_PARTS};
 use tachyon_common::stop::StopReason;
@@ -20,9 +22,17 @@ use tachyon_common::walk::{Unreadable, UserMemory};
 /// Most copies that wait for their samples, which follow at once: those of other CPUs may come in between.
 const MAX_HELD: usize = 256;
 
+/// Longest wait for the mapper to read what a process has mapped: it may be making tables.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// After a wait in vain, there is none for this long.
+const NO_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Copies of stacks, and the rules to walk them with.
 pub(in crate::recording) struct Copies {
     spaces: Arc<Spaces>,
+    mapper: Sender<News>,
+    /// It is not waited for before then.
+    waits_from: Instant,
     /// By thread.
     held: HashMap<u32, Held, RandomState>,
     rules: SparseRules,
@@ -50,9 +60,9 @@ pub(in crate::recording) struct Finished {
 
 impl Copies {
     /// Holds none yet.
-    pub fn new(spaces: Arc<Spaces>) -> Self {
-        let held = HashMap::default();
-        Self { spaces, held, rules: SparseRules::default(), buffer: Box::default() }
+    pub fn new(spaces: Arc<Spaces>, mapper: Sender<News>) -> Self {
+        let (held, rules, buffer) = (HashMap::default(), SparseRules::default(), Box::default());
+        Self { spaces, mapper, waits_from: Instant::now(), held, rules, buffer }
     }
 
     /// Lets go of rules, and of the files that they were read from: by now, the kernel side has tables of what goes on. What is held
@@ -86,43 +96,82 @@ impl Copies {
     pub fn finish(&mut self, bytes: &[u8], native: impl Iterator<Item = u64>) -> Option<Finished> {
         let before = head(bytes)?;
         let held = self.held.remove(&before.tid).filter(|held| held.ktime_ns == before.ktime_ns)?;
-        let mut addresses: Vec<u64> = native.collect();
+        let addresses: Vec<u64> = native.collect();
         // Otherwise it is of another walk of the same stack.
         if addresses.len() != held.walk.stored as usize {
             return None;
         }
-        let pid = Pid(before.tgid);
-        let space = self.spaces.get(before.image, before.instance)?;
+        let walked = match self.walk(&held, &before, &addresses) {
+            Some(walked) if walked.reason != StopReason::UnknownCode => walked,
+            _ if self.catch_up(&before) => self.walk(&held, &before, &addresses)?,
+            walked => walked?,
+        };
+        if walked.addresses.len() <= usize::from(before.native_frames) {
+            return None;
+        }
+        let mut record = before;
+        // Beyond the copy it is as it was.
+        let beyond = walked.reason == StopReason::UnreadableStack;
+        record.native_stop = if beyond { before.native_stop } else { walked.reason as u8 };
+        record.entered = walked.entered;
+        if walked.by_frame_pointer {
+            record.status |= status::BY_FRAME_POINTER;
+        }
+        Some(Finished {
+            bytes: with_native(bytes, &record, &walked.addresses)?,
+            before,
+            last: addresses.last().copied(),
+        })
+    }
+
+    /// Walks a stack on from its first `addresses`. `None`: nothing is known of its process, or it has cost enough.
+    fn walk(&mut self, held: &Held, before: &SampleRecord, addresses: &[u64]) -> Option<Walked> {
+        let (space, pid) = (self.spaces.get(before.image, before.instance)?, Pid(before.tgid));
         if !ledger::may(Work::Tables, pid, Duration::ZERO) {
             return None;
         }
         let _charged = ledger::charge(Work::Tables, pid);
-        let (last, mut walk) = (addresses.last().copied(), held.walk);
-        let again = walk.begin_again(last);
+        let (mut walk, mut addresses) = (held.walk, addresses.to_vec());
+        let again = walk.begin_again(addresses.last().copied());
         addresses.truncate(walk.stored as usize);
         let mut sink = Addresses { addresses, entered: before.entered, entered_at: held.entered_at, again };
         let tables = FileTables { space: &space, rules: RefCell::new(&mut self.rules) };
         let count = space.code().len() as u32;
         let all = Space { image: before.image, first: 0, count, version: 0, _pad: 0 };
         let reason = loop {
-            if let Some(reason) = walk.step(&held, &tables, all, &mut self.buffer, &mut sink) {
+            if let Some(reason) = walk.step(held, &tables, all, &mut self.buffer, &mut sink) {
                 break reason;
             }
         };
         self.spaces.assembly.add(self.rules.take_assembly());
-        if sink.addresses.len() <= usize::from(before.native_frames) {
-            return None;
-        }
-        let mut record = before;
-        // Beyond the copy it is as it was.
-        let beyond = reason == StopReason::UnreadableStack;
-        record.native_stop = if beyond { before.native_stop } else { reason as u8 };
-        record.entered = sink.entered;
-        if walk.by_frame_pointer > 0 {
-            record.status |= status::BY_FRAME_POINTER;
-        }
-        Some(Finished { bytes: with_native(bytes, &record, &sink.addresses)?, before, last })
+        let Addresses { addresses, entered, .. } = sink;
+        Some(Walked { reason, addresses, entered, by_frame_pointer: walk.by_frame_pointer > 0 })
     }
+
+    /// Has all that a record's process had mapped by then published. Returns whether it was not, and now may be.
+    fn catch_up(&mut self, record: &SampleRecord) -> bool {
+        let time = KtimeNs(record.ktime_ns);
+        if self.spaces.is_seen(record.image, record.instance, time) || Instant::now() < self.waits_from {
+            return false;
+        }
+        let (done, wait) = channel();
+        // Either fails if it has panicked, too, which is reported at the end.
+        let _ended = self.mapper.send(News::Overtaken { pid: record.tgid, time, done });
+        let replied = wait.recv_timeout(PATIENCE).is_ok();
+        if !replied {
+            self.waits_from = Instant::now() + NO_PATIENCE;
+        }
+        replied
+    }
+}
+
+/// Where a walk led.
+struct Walked {
+    reason: StopReason,
+    addresses: Vec<u64>,
+    /// [`SampleRecord::entered`].
+    entered: u32,
+    by_frame_pointer: bool,
 }
 
 impl UserMemory for Held {
@@ -209,7 +258,7 @@ mod tests {
 
     #[test]
     fn parts_of_one_stack_are_joined_and_those_of_an_older_one_are_dropped() {
-        let mut copies = Copies::new(Arc::new(Spaces::default()));
+        let mut copies = Copies::new(Arc::new(Spaces::default()), channel().0);
         let part = |ktime_ns, start, tid| StackRecord { ktime_ns, start, tid, ..StackRecord::default() };
         copies.hold(&part(1, 64, 5), &[1; 8]);
         copies.hold(&part(1, 64, 6), &[2; 8]);
@@ -225,5 +274,23 @@ mod tests {
         copies.hold(&part(2, 80, 5), &[4; 8]);
         assert_eq!((copies.held[&5].start, copies.held[&5].bytes.len()), (80, 8));
         assert_eq!(copies.held[&6].bytes, [2; 8]);
+    }
+
+    #[test]
+    fn the_mapper_is_waited_for_where_a_process_may_have_mapped_more() {
+        let (spaces, (mapper, told)) = (Arc::new(Spaces::default()), channel());
+        let mut copies = Copies::new(Arc::clone(&spaces), mapper);
+        spaces.set(1, 2, AddressSpace::default(), KtimeNs(5));
+        let record = |ktime_ns| SampleRecord { image: 1, instance: 2, tgid: 3, ktime_ns, ..SampleRecord::default() };
+        assert!(!copies.catch_up(&record(5)) && told.try_recv().is_err(), "all that it had mapped is known");
+        let replies = std::thread::spawn(move || {
+            let Ok(News::Overtaken { pid: 3, time: KtimeNs(6), done }) = told.recv() else { return None };
+            done.send(()).ok()?;
+            Some(told)
+        });
+        assert!(copies.catch_up(&record(6)));
+        let told = replies.join().expect("it replies").expect("it was asked");
+        assert!(!copies.catch_up(&record(7)) && told.try_recv().is_ok(), "it was asked, and does not reply");
+        assert!(!copies.catch_up(&record(7)) && told.try_recv().is_err(), "not again so soon");
     }
 }

@@ -43,7 +43,16 @@ struct Listed {
 #[derive(Debug, Default)]
 pub(super) struct Made {
     processes: HashMap<u32, OfProcess>,
-    files: HashMap<FileIdentity, Option<Listed>>,
+    files: HashMap<FileIdentity, Search>,
+}
+
+/// What is known of a file's list of images.
+#[derive(Clone, Debug)]
+enum Search {
+    Found(Listed),
+    /// None is exported. It may be a local symbol: those of a large library are hundreds of megabytes.
+    NotExported,
+    Missing,
 }
 
 /// The code that one process generated.
@@ -78,8 +87,15 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 
 impl Made {
     /// Reads a process's announcements again, after its samples met unknown code in no file, unless they were read a moment ago.
-    /// True if there is something new.
-    pub fn renew(&mut self, process: &RemoteProcess, maps: &[Mapping], identities: &Identities, now: Instant) -> bool {
+    /// `callers`: addresses in files that called such code, where lists of images are looked for thoroughly. True if there is
+    /// something new.
+    pub fn renew(
+        &mut self,
+        process: &RemoteProcess,
+        maps: &[Mapping],
+        (identities, callers): (&Identities, &BTreeSet<u64>),
+        now: Instant,
+    ) -> bool {
         let pid = process.pid().0;
         let known = self.processes.entry(pid).or_default();
         if known.asked.is_some_and(|asked| now < asked + AGAIN) {
@@ -87,8 +103,12 @@ impl Made {
         }
         known.asked = Some(now);
         let (map, dump) = (perf_map(process), jitdump::file_of(process, maps));
-        let lists: BTreeSet<u64> =
-            maps.iter().filter_map(|mapping| list(&mut self.files, process, mapping, identities)).collect();
+        let list = |mapping: &Mapping| {
+            let identity = identities.get(&mapping.start)?;
+            let calls = callers.range(mapping.start..mapping.end).next().is_some();
+            list(&mut self.files, (process, mapping), identity, calls)
+        };
+        let lists: BTreeSet<u64> = maps.iter().filter_map(list).collect();
         let head = |at| Some((at, process.read_array::<HEAD>(RemoteAddr(at)).ok()?));
         let lists = lists.into_iter().filter_map(head).collect();
         let bytes_of =
@@ -133,22 +153,24 @@ impl Made {
     }
 }
 
-/// Where the file behind a mapping has its list of images in the process's memory.
+/// Where the file behind a mapping has its list of images in the process's memory; `thorough`: even if no other file may know.
 fn list(
-    files: &mut HashMap<FileIdentity, Option<Listed>>,
-    process: &RemoteProcess,
-    mapping: &Mapping,
-    identities: &Identities,
+    files: &mut HashMap<FileIdentity, Search>,
+    (process, mapping): (&RemoteProcess, &Mapping),
+    identity: &FileIdentity,
+    thorough: bool,
 ) -> Option<u64> {
-    let identity = identities.get(&mapping.start)?;
-    if !files.contains_key(identity) {
+    let is_done = |search: &Search| !thorough || !matches!(search, Search::NotExported);
+    if !files.get(identity).is_some_and(is_done) {
         if files.len() >= MAX_FILES {
             files.clear();
         }
-        let listed = process.mapped_file(mapping).ok().and_then(|file| list_of(&file, &mapping.name()));
-        files.insert(*identity, listed);
+        let thorough = thorough || mapping.name().to_ascii_lowercase().contains("llvm");
+        let found = process.mapped_file(mapping).ok().and_then(|file| list_of(&file, thorough));
+        let search = found.map_or(if thorough { Search::Missing } else { Search::NotExported }, Search::Found);
+        files.insert(*identity, search);
     }
-    let Listed { vaddr, loads } = files.get(identity)?.as_ref()?;
+    let Search::Found(Listed { vaddr, loads }) = files.get(identity)? else { return None };
     // A mapping starts at a page boundary, a segment anywhere in the page.
     let of = |load: &&Load| {
         load.offset & !0xfff <= mapping.offset && mapping.offset < load.offset.saturating_add(load.file_size)
@@ -158,14 +180,14 @@ fn list(
     Some(vaddr.wrapping_add(mapping.start.wrapping_sub(start)))
 }
 
-/// The list of images in a file: exported, or local, as in LLVM's libraries.
-fn list_of(file: &MappedFile, name: &str) -> Option<Listed> {
+/// The list of images in a file: exported; or else, if the search is `thorough`, local, as in LLVM's libraries and in those that
+/// include LLVM (XLA).
+fn list_of(file: &MappedFile, thorough: bool) -> Option<Listed> {
     let file = file.open().ok()?;
     let elf = Elf::parse(&file).ok()?;
     let exported = elf.dynamic_symbol(DESCRIPTOR).ok().flatten();
-    let llvm = || name.to_ascii_lowercase().contains("llvm").then_some(());
-    let own = || llvm().and_then(|()| elf.symtab_symbol(DESCRIPTOR).ok().flatten());
-    let vaddr = exported.or_else(own)?.vaddr;
+    let own = || elf.symtab_symbol(DESCRIPTOR).ok().flatten();
+    let vaddr = exported.or_else(|| if thorough { own() } else { None })?.vaddr;
     Some(Listed { vaddr, loads: elf.loads().into() })
 }
 

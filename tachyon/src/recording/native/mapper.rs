@@ -6,6 +6,7 @@
 
 mod found;
 mod hints;
+mod look;
 mod process;
 mod told;
 
@@ -14,14 +15,11 @@ pub(in crate::recording) use told::{Mapped, News};
 use super::made::Made;
 use super::spaces::{AddressSpace, Spaces};
 use crate::kernel::{Kernel, NativeMaps, drop_privileges};
-use crate::recording::follow::lock;
-use crate::remote::ledger::{self, Debts, Work};
-use crate::remote::{End, FileIdentity, MappedPath, Mapping, Patience, RemoteProcess};
+use crate::remote::ledger::{Debts, Work};
+use crate::remote::{End, FileIdentity, Patience};
 use crate::symbolize::native::NativeSymbols;
-use crate::types::{KtimeNs, Pid};
-use crate::unwind::{ARENA, Generated, UnwindTables, Wanted};
-use found::{Evaluated, Place, Seen, digest};
-use hints::{hints, main_stack, trampolines_of};
+use crate::unwind::UnwindTables;
+use found::{Evaluated, Place, Seen};
 use process::Process;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,8 +42,8 @@ const LONG_REST: Duration = Duration::from_secs(30);
 
 /// How long processes are looked at before checking for news of others.
 const SLICE: Duration = Duration::from_millis(100);
-/// The same where all that are due are wanted.
-const ALL: Duration = Duration::from_secs(10);
+/// The same where sampling waits for first looks.
+const FIRST: Duration = Duration::from_secs(1);
 
 /// A process does not rest until looks at it have taken this long in total: a program that imports libraries runs each as soon as
 /// it is mapped, and spends most of its time up to then in them.
@@ -72,7 +70,7 @@ const AT_FIRST: u64 = 1 << 20;
 /// The same at each later look: code that samples meet is done in between, and the results are published after each.
 const AT_A_TIME: u64 = 256 << 10;
 
-/// Most addresses of one process, and most stacks, that are dealt with at a time.
+/// Most addresses of one process, and most stacks and callers, that are dealt with at a time.
 const MAX_MET: usize = 256;
 const MAX_STACKS: usize = 8;
 
@@ -139,7 +137,7 @@ impl Mapper {
         self.news.clone()
     }
 
-    /// Waits until it has dealt with all news so far.
+    /// Waits until it has looked at each process once, or at as many as there is time for: without, samples have no native frames.
     pub fn wait(&self) {
         let (done, wait) = channel();
         // Either fails only if the thread has panicked, which is reported when it ends.
@@ -203,7 +201,8 @@ impl Worker {
             while let Ok(news) = told.try_recv() {
                 self.hear(news);
             }
-            self.look_at_due(Instant::now(), SLICE);
+            let now = Instant::now();
+            self.look_at(|process| process.due.is_some_and(|due| due <= now), SLICE);
         }
         self.left_now()
     }
@@ -270,14 +269,23 @@ impl Worker {
                     process.ask(at);
                 }
             }
+            News::Overtaken { pid, time, done } => {
+                self.catch_up(pid, time);
+                // The asking thread may have given up waiting.
+                let _gone = done.send(());
+            }
             News::Met { pid, address, sp } => {
-                if let Some(process) = self.processes.get_mut(&pid).filter(|process| process.met.len() < MAX_MET)
-                    && process.met.insert(address)
+                if let Some(process) = self.meets(pid, address, now)
+                    && process.stacks.len() < MAX_STACKS
                 {
-                    if process.stacks.len() < MAX_STACKS {
-                        process.stacks.insert(sp);
-                    }
-                    process.meet(now + MEETING);
+                    process.stacks.insert(sp);
+                }
+            }
+            News::Unnamed { pid, address, caller } => {
+                if let Some(process) = self.meets(pid, address, now)
+                    && process.callers.len() < MAX_STACKS
+                {
+                    process.callers.extend(caller);
                 }
             }
             News::Gone { pid } => {
@@ -293,202 +301,20 @@ impl Worker {
                 let _gone = tell.send(self.left_now());
             }
             News::Finish(done) => {
-                self.look_at_due(now + BURST, ALL);
+                self.look_at(|process| process.due.is_some() && process.looked.is_none(), FIRST);
                 // The asking thread may have given up waiting.
                 let _gone = done.send(());
             }
         }
     }
-}
 
-impl Worker {
-    fn look_at_due(&mut self, until: Instant, slice: Duration) {
-        let due = |process: &Process| process.due.is_some_and(|due| due <= until);
-        let now = Instant::now();
-        let due = self.processes.iter().filter(|(_, process)| due(process));
-        // The user who has cost least comes first, and of that user's processes the one last looked at longest ago.
-        let mut due: Vec<_> =
-            due.map(|(&pid, process)| (self.debts.of_user(process.user, now), process.looked, pid)).collect();
-        due.sort_unstable();
-        let begun = Instant::now();
-        for (_, _, pid) in due {
-            // Others that come first may have arrived meanwhile.
-            if self.stop.load(Ordering::Acquire) || begun.elapsed() > slice {
-                return;
-            }
-            let Some(process) = self.processes.get_mut(&pid) else { continue };
-            let (begun, worked, user) = (Instant::now(), ledger::thread_time(), process.user);
-            if !self.debts.may(pid, user, Duration::ZERO, begun) {
-                ledger::put_off(Work::Tables, pid, user);
-                process.due = Some(self.debts.until(pid, user, begun).max(begun + AGAIN));
-                continue;
-            }
-            (process.due, process.looked) = (None, Some(begun));
-            let met = (std::mem::take(&mut process.met), std::mem::take(&mut process.stacks));
-            let process = process.clone();
-            self.look(pid, process, met);
-            if let Some(process) = self.processes.get_mut(&pid) {
-                let (now, took) = (Instant::now(), begun.elapsed());
-                process.spent += took;
-                let rest = if process.spent < EAGER { EAGER_REST } else { REST };
-                let fresh = process.spent < FRESH;
-                process.rests_until = (!fresh).then(|| now + (took * rest).min(LONGEST_REST));
-                process.meets_from = (!fresh).then(|| now + took.min(LONGEST_REST));
-                self.debts.spent(pid, user, ledger::thread_time().saturating_sub(worked), now);
-                if process.more {
-                    process.ask(now + MEETING);
-                }
-            }
+    /// A process's samples have met this address: it is looked at soon. `None`: not because of this one.
+    fn meets(&mut self, pid: u32, address: u64, now: Instant) -> Option<&mut Process> {
+        let process = self.processes.get_mut(&pid).filter(|process| process.met.len() < MAX_MET)?;
+        if !process.met.insert(address) {
+            return None;
         }
-    }
-
-    fn look(&mut self, pid: u32, mut known: Process, (mut met, stacks): (BTreeSet<u64>, BTreeSet<u64>)) {
-        // If it is gone, that will be reported soon.
-        let Ok(process) = RemoteProcess::open(Pid(pid)) else { return };
-        let seen_at = KtimeNs::now();
-        let Ok(mut maps) = process.maps() else { return };
-        if let Some(process) = self.processes.get_mut(&pid) {
-            process.seen_at = seen_at;
-        }
-        // Prepares the code that the main thread is in, or was a moment ago, before the first sample meets it. Not at the first
-        // look, which the first sample waits for.
-        let main_stack = if known.looked_at && !known.hinted { main_stack(&maps) } else { None };
-        maps.retain(|mapping| mapping.executable);
-        if maps.len() > MAX_MAPPINGS {
-            let (count, user) = (maps.len(), known.user);
-            self.left.notes.insert(format!(
-                "pid {pid} (user {user}): it has {count} executable mappings: of those behind the first {MAX_MAPPINGS} \
-                 native stacks are missing"
-            ));
-            maps.truncate(MAX_MAPPINGS);
-        }
-        let mapped = digest(&maps);
-        let trampolines = trampolines_of(&process, &maps);
-        let mut seen = self.seen.remove(&pid).unwrap_or_default();
-        if mapped != known.mapped {
-            let mut now = HashMap::new();
-            let mut code = Vec::new();
-            for mapping in &maps {
-                // Files may take long, and the recording may be over.
-                if self.stop.load(Ordering::Acquire) {
-                    return;
-                }
-                let place = Place::of(mapping);
-                let known = place.and_then(|place| seen.remove(&place));
-                let found = known.unwrap_or_else(|| self.code((&process, seen_at), mapping, &trampolines));
-                code.push(found.code.clone());
-                // What was not found now may be found later.
-                now.extend(place.filter(|_| found.file.is_some()).map(|place| (place, found)));
-            }
-            seen = now;
-            let before = self.spaces.get(known.image, known.instance);
-            // It may have executed another program meanwhile: then these mappings are that program's, and nobody asks for
-            // them.
-            self.spaces.set(known.image, known.instance, AddressSpace::new(code, before.as_deref()));
-        }
-        let identities = seen.iter().filter_map(|(place, seen)| Some((place.start, seen.file?))).collect();
-        if self.seen.len() >= MAX_SEEN {
-            self.seen.clear();
-        }
-        self.seen.insert(pid, seen);
-        let mut stale = mapped != known.mapped || known.more;
-        let made =
-            |mapping: &Mapping| mapping.path == MappedPath::Anonymous && !trampolines.contains_key(&mapping.start);
-        // This, too, before the first sample meets it, but not at the first look, which that sample waits for.
-        let news = known.looked_at && (!known.hinted || mapped != known.mapped);
-        let meets_made =
-            maps.iter().any(|mapping| made(mapping) && (news || met.iter().any(|&address| mapping.contains(address))));
-        if meets_made && self.made.renew(&process, &maps, &identities, Instant::now()) {
-            stale = true;
-            if let Some(space) = self.spaces.get(known.image, known.instance) {
-                self.spaces.set(known.image, known.instance, space.with(self.made.functions(pid)));
-            }
-        }
-        // What samples wait for comes first, what nobody has asked for comes later.
-        let waited_for = !met.is_empty();
-        let allowance = match known.looked_at {
-            _ if waited_for => 0,
-            false => AT_FIRST,
-            true => AT_A_TIME,
-        };
-        if waited_for {
-            met.extend(hints(&process, &maps, &stacks));
-        }
-        if let Some(stack) = main_stack {
-            met.extend(hints(&process, &maps, &BTreeSet::from([stack])));
-        }
-        for address in met {
-            if let Some(mapping) = maps.iter().find(|mapping| mapping.contains(address)) {
-                stale |= self.tables.meet(&process, mapping, address, known.version, &identities, &mut self.maps);
-            }
-        }
-        if !stale {
-            return;
-        }
-        // Each piece of a file that is left out costs a sample, which then asks for it.
-        let left = waited_for || self.tables.make_more(&process, &maps, &identities, &mut self.maps).1;
-        let first = self.interpreters.keys().copied().collect();
-        let mut generated = self.made.tables(pid, &maps);
-        generated.extend(trampolines.into_iter().map(|(start, table)| (start, Generated { table, len: ARENA })));
-        let wanted = Wanted {
-            identities: Some(&identities),
-            image: known.image,
-            first: Some(&first),
-            generated: Some(&generated),
-            allowance: Some(allowance),
-        };
-        let space = match self.tables.map_some(&process, &maps, &wanted, &mut self.maps) {
-            Ok((space, more)) => {
-                (known.version, known.more) = (space.version, more || left || !known.looked_at);
-                // Before a stack can lead through it.
-                self.spaces.assembly.add(self.tables.take_assembly());
-                space
-            }
-            Err(no_room) => {
-                self.left.notes.insert(format!("native stacks of some processes are missing: {no_room}"));
-                self.make_room(known.user);
-                if let Some(process) = self.processes.get_mut(&pid) {
-                    process.ask(Instant::now() + AGAIN);
-                }
-                return;
-            }
-        };
-        if let Err(error) = self.maps.set_space(pid, &space) {
-            self.left.notes.insert(format!("native stacks of some processes are missing: {error}"));
-            return;
-        }
-        let is_it = lock(&self.kernel).process(pid).is_some_and(|entry| entry.image == known.image);
-        if !is_it {
-            // It ended or executed another program before its space was written: nobody else would remove the space.
-            self.maps.remove_space(pid);
-        } else if let Some(process) = self.processes.get_mut(&pid) {
-            (process.mapped, process.version, process.more) = (mapped, known.version, known.more);
-            process.ranges = space.count;
-            process.hinted |= process.looked_at;
-            process.looked_at = true;
-        }
-    }
-
-    /// All ranges are in use: a user with more of them than this one gives up those of its largest process. They can be
-    /// written again after a rest.
-    fn make_room(&mut self, user: u32) {
-        let mut users: HashMap<u32, u64> = HashMap::new();
-        for process in self.processes.values() {
-            *users.entry(process.user).or_default() += u64::from(process.ranges);
-        }
-        let own = users.get(&user).copied().unwrap_or(0);
-        let Some((&most, _)) = users.iter().filter(|(_, ranges)| **ranges > own).max_by_key(|(_, ranges)| **ranges)
-        else {
-            return;
-        };
-        let of_most = self.processes.iter_mut().filter(|(_, process)| process.user == most);
-        if let Some((&pid, process)) = of_most.max_by_key(|(_, process)| process.ranges) {
-            (process.ranges, process.mapped) = (0, 0);
-            process.rests_until = Some(Instant::now() + LONG_REST);
-            self.maps.remove_space(pid);
-            self.left.notes.insert(format!(
-                "pid {pid} (user {most}): native stacks of it are missing: others need the room of its address space"
-            ));
-        }
+        process.meet(now + MEETING);
+        Some(process)
     }
 }

@@ -4,6 +4,7 @@
 //! and inlined functions are looked up only for frames that are shown, which are few: the evaluator and its callers are not.
 
 use super::spaces::{AddressSpace, Code, Spaces};
+use super::switch::{GREENLET, Greenlet, Switch};
 use crate::events::Frames;
 use crate::merge::{Keep, NativeFrames, NativeKind};
 use crate::profile::{FrameId, NativeMapping, NativePlace, ProcessId, Profile, name_of_address};
@@ -25,21 +26,6 @@ const MAX_MADE: usize = 1 << 16;
 
 /// Name of a function that no table names, and of memory without a name.
 const UNKNOWN: &str = "<unknown>";
-/// Beginning of the name of greenlet's library, `_greenlet.cpython-….so`.
-const GREENLET: &str = "_greenlet.";
-/// The function of that library that starts a greenlet (`TGreenlet.cpp`, `TUserGreenlet.cpp`, before 2.0 `greenlet.c`). Its caller,
-/// `g_switch`, is a greenlet's first function: what lies below it on the stack belongs to whoever ran there, and is exchanged
-/// underneath.
-const GREENLET_START: &str = "g_initialstub";
-/// Functions there that save a greenlet's stack and Python state: until they are done, both are its own.
-const GREENLET_SAVES: [&str; 3] = ["slp_save", "copy_stack_to_heap", "operator<<"];
-/// Functions that put another greenlet's stack in its place, byte by byte. (`slp_switch` is written for each processor,
-/// and calls both.)
-const GREENLET_RESTORES: [&str; 3] = ["slp_restore", "copy_heap_to_stack", "slp_switch"];
-/// Functions that call those, and then change the thread state's Python frames.
-const GREENLET_EXCHANGES: [&str; 3] = ["g_switchstack", "StackState", "operator>>"];
-/// Calls the first of those, which may be inlined into it.
-const GREENLET_SWITCH: &str = "g_switch";
 const ANONYMOUS: &str = "[anonymous]";
 /// Stands before the name of a function that the process generated, where others have their file.
 const MADE: &str = "[jit]";
@@ -58,20 +44,15 @@ pub(in crate::recording) struct Mixer {
     nameless: HashMap<Arc<str>, FrameId>,
     /// Frames of functions that processes generated, by address, with their names: another function may be there later.
     made: HashMap<u64, (Box<[u8]>, FrameId), RandomState>,
-    /// Where the present sample's stack has code that is in no file and that no process has named.
-    pub unnamed: Option<u64>,
-    /// Whether the present sample's stack has code that switches between stacks.
-    pub foreign: bool,
+    /// Where the present sample's stack has code that is in no file and that no process has named, and where code of a file called
+    /// it.
+    pub unnamed: Option<(u64, Option<u64>)>,
+    /// Whether the present sample's stack has code that switches between greenlets, and how far that is.
+    pub switch: Switch,
     /// Whether it has code in assembly language whose unwind rules are in no `.eh_frame`.
     pub assembly: bool,
     /// The version of it that [`Mixer::known`] reflects.
     assembly_version: u64,
-    /// Whether its innermost activation has called such switching code, so that the stacks may be being exchanged.
-    pub switching: bool,
-    /// The same as shown by the innermost function that shows it.
-    exchange: Option<Exchange>,
-    /// Whether its stack has been followed to the first function of a greenlet, where it ends.
-    pub rooted: bool,
     /// What each native frame of the present sample is.
     pub kinds: Vec<NativeKind>,
     /// And where each gets its name.
@@ -105,54 +86,6 @@ struct Known {
     refused: Option<(ProcessId, Instant)>,
 }
 
-/// What a function of greenlet's library does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Greenlet {
-    /// [`GREENLET_SAVES`].
-    Saves,
-    /// [`GREENLET_RESTORES`].
-    Restores,
-    /// [`GREENLET_EXCHANGES`], or a function without a name.
-    Exchanges,
-    /// [`GREENLET_SWITCH`].
-    Switches,
-    /// [`GREENLET_START`].
-    Starts,
-    /// Anything else: its caller has not exchanged anything yet, or is done.
-    Other,
-}
-
-/// How far one greenlet has given way to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Exchange {
-    /// Both stacks are one greenlet's.
-    Apart,
-    /// The native stack is being overwritten.
-    Restoring,
-    /// The native stack may belong to one greenlet and the Python stack to the other.
-    UnderWay,
-}
-
-impl Greenlet {
-    fn of(function: Option<&str>) -> Self {
-        let Some(function) = function else { return Self::Exchanges };
-        let is_of = |parts: &[&str]| parts.iter().any(|part| function.contains(part));
-        if is_of(&GREENLET_SAVES) {
-            Self::Saves
-        } else if is_of(&GREENLET_RESTORES) {
-            Self::Restores
-        } else if is_of(&GREENLET_EXCHANGES) {
-            Self::Exchanges
-        } else if function.contains(GREENLET_START) {
-            Self::Starts
-        } else if function.contains(GREENLET_SWITCH) {
-            Self::Switches
-        } else {
-            Self::Other
-        }
-    }
-}
-
 impl Known {
     fn holds(&self, process: ProcessId) -> bool {
         self.refused.is_none_or(|(refused, until)| refused == process && Instant::now() < until)
@@ -174,12 +107,9 @@ impl Mixer {
             nameless: HashMap::new(),
             made: HashMap::default(),
             unnamed: None,
-            foreign: false,
             assembly: false,
             assembly_version: 0,
-            switching: false,
-            exchange: None,
-            rooted: false,
+            switch: Switch::default(),
             kinds: Vec::new(),
             places: Vec::new(),
             space: Arc::default(),
@@ -196,8 +126,7 @@ impl Mixer {
     pub fn take(&mut self, profile: &mut Profile, process: ProcessId, record: &SampleRecord, frames: Frames<'_>) {
         self.kinds.clear();
         self.places.clear();
-        (self.foreign, self.switching, self.exchange, self.rooted, self.unnamed) = (false, false, None, false, None);
-        self.assembly = false;
+        (self.switch, self.unnamed, self.assembly) = (Switch::default(), None, false);
         let addresses = frames.native();
         if addresses.len() == 0 {
             return;
@@ -215,7 +144,7 @@ impl Mixer {
         // A thread state that switches to a greenlet which has not called Python yet is given no frame.
         let no_frame = record.stop == StopReason::NoFrame as u8;
         for address in addresses {
-            let root = self.rooted;
+            let root = self.switch.rooted;
             let kind = match space.at(address) {
                 Some(code) if code.is_made() => self.made(profile, &space, address),
                 Some(code) => self.in_code(profile, code, address, no_frame),
@@ -223,14 +152,7 @@ impl Mixer {
             };
             self.kinds.push(kind);
             if root {
-                // All of it belongs to this greenlet. While its first evaluator is being entered it runs nothing yet: any
-                // Python frames are still those of whoever started it.
-                let mut evaluators = self.kinds.iter().filter_map(|kind| match kind {
-                    NativeKind::Evaluator { entering } => Some(*entering),
-                    _ => None,
-                });
-                self.switching |= evaluators.next() == Some(true) && evaluators.next().is_none() && !no_frame;
-                self.foreign = false;
+                self.switch.ends(&self.kinds, no_frame);
                 break;
             }
         }
@@ -269,7 +191,7 @@ impl Mixer {
     fn in_code(&mut self, profile: &mut Profile, code: &Code, address: u64, no_frame: bool) -> NativeKind {
         let Some(file) = &code.file else {
             if code.object.starts_with(GREENLET) {
-                self.in_greenlet(Greenlet::Exchanges, no_frame);
+                self.switch.meet(Greenlet::Nameless, &self.kinds, no_frame);
             }
             let object = if code.object.is_empty() { ANONYMOUS } else { &code.object };
             let plumbing = code.interpreter.is_some() || code.trampolines;
@@ -278,6 +200,9 @@ impl Mixer {
         };
         let key = (file.number(), address - code.start + code.offset);
         self.places.push(Place::InFile { key, address });
+        if let Some((_, caller)) = &mut self.unnamed {
+            caller.get_or_insert(address);
+        }
         let known = match self.known.get(&key).filter(|known| known.holds(self.process.0)) {
             Some(known) => known.clone(),
             None => {
@@ -288,38 +213,9 @@ impl Mixer {
         };
         self.assembly |= known.assembly.is_some();
         if let Some(greenlet) = known.greenlet {
-            self.in_greenlet(greenlet, no_frame);
+            self.switch.meet(greenlet, &self.kinds, no_frame);
         }
         known.kind
-    }
-
-    /// Handles a frame of greenlet's library: the innermost one that says anything about an exchange decides whether it
-    /// is under way.
-    fn in_greenlet(&mut self, greenlet: Greenlet, no_frame: bool) {
-        let innermost = !self.foreign;
-        self.foreign = true;
-        let activation = |kind: &NativeKind| matches!(kind, NativeKind::Evaluator { .. } | NativeKind::Handler);
-        let called_python = self.kinds.iter().any(activation);
-        if !called_python {
-            self.exchange = self.exchange.or(match greenlet {
-                Greenlet::Saves => Some(Exchange::Apart),
-                Greenlet::Restores => Some(Exchange::Restoring),
-                Greenlet::Exchanges => Some(Exchange::UnderWay),
-                Greenlet::Switches if innermost => Some(Exchange::UnderWay),
-                Greenlet::Switches | Greenlet::Starts | Greenlet::Other => None,
-            });
-        }
-        if greenlet == Greenlet::Starts {
-            // Without Python frames, as in the thread state, the stack is whole: the greenlet has not called Python yet, or no
-            // longer does. With Python frames but no call into Python, it is its starter, whose stack goes on below.
-            let without_python = no_frame && !called_python && self.exchange != Some(Exchange::Restoring);
-            if without_python {
-                self.exchange = Some(Exchange::Apart);
-            }
-            self.rooted |=
-                without_python || (called_python && self.exchange.is_none_or(|exchange| exchange == Exchange::Apart));
-        }
-        self.switching = self.exchange.is_some_and(|exchange| exchange != Exchange::Apart);
     }
 
     /// What lies at an offset of a file, without its frames yet.
@@ -368,8 +264,7 @@ impl Mixer {
         for at in 0..functions {
             // The last one is the function that contains the code, which a symbol table may know better than DWARF.
             let (line, inlined) = (name.lines.get(at), at + 1 < functions);
-            let function =
-                if inlined { line.and_then(|line| line.function.as_deref()) } else { name.function.as_deref() };
+            let function = if inlined { line.and_then(|line| line.function.as_deref()) } else { name.shown() };
             let by_address = || name.function_vaddr.or(assembly).filter(|_| !inlined).map(name_of_address);
             let function = function.map(str::to_owned).or_else(by_address);
             let shown = format!("{}!{}", code.object, function.as_deref().unwrap_or(UNKNOWN));
@@ -390,7 +285,7 @@ impl Mixer {
     /// A frame of code that the process generated, by its name if the process announced one.
     fn made(&mut self, profile: &mut Profile, space: &AddressSpace, address: u64) -> NativeKind {
         let Some(name) = space.made(address) else {
-            self.unnamed.get_or_insert(address);
+            self.unnamed.get_or_insert((address, None));
             return self.nameless(profile, ANONYMOUS, NativeKind::Other);
         };
         let frame = match self.made.get(&address).filter(|(known, _)| **known == *name) {

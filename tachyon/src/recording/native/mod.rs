@@ -12,6 +12,7 @@ mod made;
 mod mapper;
 mod mixer;
 mod spaces;
+mod switch;
 
 pub(super) use copies::{Copies, Finished};
 pub(super) use kernel::{KernelFrames, above_the_wait};

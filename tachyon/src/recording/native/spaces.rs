@@ -6,6 +6,7 @@ use crate::merge::NativeKind;
 use crate::recording::follow::lock;
 use crate::remote::elf::Load;
 use crate::symbolize::native::{MadeFunctions, Pinned};
+use crate::types::KtimeNs;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -106,7 +107,7 @@ impl AddressSpace {
 #[derive(Debug)]
 struct OfImage {
     latest: Arc<AddressSpace>,
-    by_instance: HashMap<u64, Arc<AddressSpace>, RandomState>,
+    by_instance: HashMap<u64, (Arc<AddressSpace>, KtimeNs), RandomState>,
 }
 
 /// Address spaces of all processes, by image and instance.
@@ -122,18 +123,34 @@ impl Spaces {
     pub fn get(&self, image: u64, instance: u64) -> Option<Arc<AddressSpace>> {
         let images = lock(&self.images);
         let image = images.get(&image)?;
-        Some(Arc::clone(image.by_instance.get(&instance).unwrap_or(&image.latest)))
+        Some(Arc::clone(image.by_instance.get(&instance).map_or(&image.latest, |(own, _)| own)))
     }
 
-    /// Publishes a process's address space.
-    pub fn set(&self, image: u64, instance: u64, space: AddressSpace) {
+    /// Whether all that a process had mapped by a certain time is in its address space.
+    pub fn is_seen(&self, image: u64, instance: u64, time: KtimeNs) -> bool {
+        let images = lock(&self.images);
+        let own = images.get(&image).and_then(|image| image.by_instance.get(&instance));
+        own.is_some_and(|&(_, seen_at)| seen_at >= time)
+    }
+
+    /// A process's address space is still this at a later time.
+    pub fn seen(&self, image: u64, instance: u64, at: KtimeNs) {
+        if let Some((_, seen_at)) =
+            lock(&self.images).get_mut(&image).and_then(|image| image.by_instance.get_mut(&instance))
+        {
+            *seen_at = at;
+        }
+    }
+
+    /// Publishes a process's address space, as it was at a certain time.
+    pub fn set(&self, image: u64, instance: u64, space: AddressSpace, at: KtimeNs) {
         let space = Arc::new(space);
         let mut images = lock(&self.images);
         let of_image = images
             .entry(image)
             .or_insert_with(|| OfImage { latest: Arc::clone(&space), by_instance: HashMap::default() });
         of_image.latest = Arc::clone(&space);
-        of_image.by_instance.insert(instance, space);
+        of_image.by_instance.insert(instance, (space, at));
     }
 
     /// Forgets a process that has ended.
@@ -183,9 +200,14 @@ mod tests {
         let spaces = Spaces::default();
         let named = |instance| spaces.get(1, instance).and_then(|space| name(&space, 10).map(ToOwned::to_owned));
         assert_eq!(named(7), None);
-        spaces.set(1, 7, AddressSpace::new(vec![code(10, 20, "parent")], None));
+        spaces.set(1, 7, AddressSpace::new(vec![code(10, 20, "parent")], None), KtimeNs(5));
         assert_eq!(named(8).as_deref(), Some("parent"));
-        spaces.set(1, 8, AddressSpace::new(vec![code(10, 20, "child")], None));
+        let seen = |instance, time| spaces.is_seen(1, instance, KtimeNs(time));
+        assert!(seen(7, 5) && !seen(7, 6) && !seen(8, 5), "its parent's may not be all");
+        spaces.seen(1, 7, KtimeNs(6));
+        assert!(seen(7, 6) && !seen(7, 7));
+        spaces.set(1, 8, AddressSpace::new(vec![code(10, 20, "child")], None), KtimeNs(9));
+        assert!(seen(8, 9) && !seen(7, 9));
         assert_eq!((named(7).as_deref(), named(8).as_deref()), (Some("parent"), Some("child")));
         spaces.forget(1, 7);
         assert_eq!(named(7).as_deref(), Some("child"));

@@ -119,8 +119,9 @@ fn native(name: &NativeName, profile: &mut Profile, stack: &mut Vec<FrameId>) {
     let functions = name.lines.len().max(1);
     for at in 0..functions {
         let (line, inlined) = (name.lines.get(at), at + 1 < functions);
-        let function = if inlined { line.and_then(|line| line.function.clone()) } else { name.function.clone() };
-        let function = function.or_else(|| name.function_vaddr.filter(|_| !inlined).map(name_of_address));
+        let function = if inlined { line.and_then(|line| line.function.as_deref()) } else { name.shown() };
+        let function =
+            function.map(str::to_owned).or_else(|| name.function_vaddr.filter(|_| !inlined).map(name_of_address));
         let shown = format!("{}!{}", name.object, function.as_deref().unwrap_or(UNKNOWN));
         let place = NativePlace { mapping: None, address: name.vaddr, vaddr: name.vaddr, inlined };
         let (file, line) = (line.and_then(|line| line.file.as_deref()), line.and_then(|line| line.line));

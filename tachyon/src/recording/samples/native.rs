@@ -34,7 +34,7 @@ fn tell_of_unnamed(
     told: &mut HashMap<u32, (Instant, Duration)>,
     mapper: &Sender<News>,
     record: &SampleRecord,
-    address: u64,
+    (address, caller): (u64, Option<u64>),
 ) {
     let (pid, now) = (record.tgid, Instant::now());
     if told.len() >= MAX_UNNAMED {
@@ -46,7 +46,7 @@ fn tell_of_unnamed(
     }
     (*next, *wait) = (now + *wait, (*wait * 2).min(UNNAMED.1));
     // If it has panicked, that is reported at the end.
-    let _ended = mapper.send(News::Met { pid, address, sp: record.user_sp });
+    let _ended = mapper.send(News::Unnamed { pid, address, caller });
 }
 
 impl NativeSide {
@@ -58,7 +58,8 @@ impl NativeSide {
 
     /// Nothing yet.
     pub fn new(mixer: Mixer, mapper: Sender<News>) -> Self {
-        Self { copies: Copies::new(mixer.spaces()), mixer, mapper, unnamed: HashMap::new() }
+        let copies = Copies::new(mixer.spaces(), mapper.clone());
+        Self { copies, mixer, mapper, unnamed: HashMap::new() }
     }
 
     /// A record whose native stack ended for want of tables, with as much of it as a copy of that stack leads to; `None`: there is no
@@ -107,10 +108,10 @@ impl NativeSide {
         self.tell_of_stop(record, frames.native().last());
         let mixer = &mut self.mixer;
         mixer.take(profile, process, record, frames);
-        if let Some(address) = mixer.unnamed {
-            tell_of_unnamed(&mut self.unnamed, &self.mapper, record, address);
+        if let Some(unnamed) = mixer.unnamed {
+            tell_of_unnamed(&mut self.unnamed, &self.mapper, record, unnamed);
         }
-        if mixer.rooted {
+        if mixer.switch.rooted {
             settled.record.native_stop = StopReason::Complete as u8;
         }
         let record = &settled.record;
@@ -125,8 +126,8 @@ impl NativeSide {
         let with = MixedWith {
             kinds: &kinds,
             boundaries: settled.boundaries,
-            foreign: mixer.foreign,
-            switching: mixer.switching,
+            foreign: mixer.switch.foreign,
+            switching: mixer.switch.under_way(),
             assembly: mixer.assembly,
             keep: mixer.keep,
         };

@@ -12,6 +12,9 @@ use super::{Elf, ElfError, Load, ReadAt, Section, Symbol};
 /// Most bytes of a symbol table: 2.7 million symbols. libtorch's has 0.5 million.
 const MAX_SYMBOLS: u64 = 64 << 20;
 
+/// Most bytes of names where one is looked for: libtorch's and XLA's have 70 to 74 MiB.
+const MAX_NAMES: u64 = 256 << 20;
+
 /// Bytes of names, and of symbols, that are read at once where none is kept.
 const PIECE: usize = 64 << 10;
 
@@ -60,7 +63,7 @@ impl<R: ReadAt> Elf<R> {
         };
         let names = usize::try_from(table.link).ok().and_then(|link| self.sections.get(link));
         let names = names.ok_or(ElfError::Malformed("symbol table"))?;
-        if table.size > MAX_SYMBOLS || names.size > MAX_SYMBOLS {
+        if table.size > MAX_SYMBOLS || names.size > MAX_NAMES {
             return Ok(None);
         }
         let wanted = [name.as_bytes(), b"\0"].concat();

@@ -6,6 +6,7 @@
 
 mod contents;
 mod dynamic;
+mod plt;
 mod read;
 #[cfg(test)]
 mod tests;

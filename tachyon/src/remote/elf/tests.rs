@@ -37,6 +37,48 @@ fn finds_symbols_that_are_defined_and_no_others() {
     assert_eq!(own.dynamic_symbol("malloc").expect("a good table"), None);
 }
 
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn entries_of_the_linkage_table_have_the_names_of_what_they_call() {
+    for options in
+        [&["-fcf-protection=none"][..], &["-fcf-protection=full"], &["-Wl,-z,now"], &["-Wl,-z,noseparate-code"]]
+    {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (source, built) = (folder.path().join("calls.c"), folder.path().join("calls.so"));
+        let text = "#include <stdlib.h>\n#include <string.h>\n\
+                    void *calls(char *a, char *b) { strcat(a, b); free(b); return malloc(strlen(a) * strtol(b, 0, 8)); }\n";
+        std::fs::write(&source, text).expect("written");
+        let mut build = std::process::Command::new("cc");
+        build.args(["-shared", "-fPIC", "-fno-builtin", "-O1"]).args(options).arg("-o").args([&built, &source]);
+        assert!(build.status().expect("a compiler can be run").success());
+        let bytes = std::fs::read(&built).expect("it was built");
+        let elf = Elf::parse(&bytes[..]).expect("a good file");
+        let section = elf.section(".plt.sec").or_else(|| elf.section(".plt")).expect("it calls others");
+        let names: Vec<_> = (0..section.size / 16).filter_map(|at| elf.plt_entry(section.vaddr + at * 16)).collect();
+        // As binutils have them.
+        let listing = std::process::Command::new("objdump").args(["-d", "--no-show-raw-insn"]).arg(&built).output();
+        let listing = String::from_utf8(listing.expect("objdump can be run").stdout).expect("text");
+        let named = |line: &str| {
+            let (address, name) = line.strip_suffix("@plt>:")?.split_once(" <")?;
+            Some((name.as_bytes().to_owned(), u64::from_str_radix(address, 16).ok()?))
+        };
+        let expected: Vec<_> = listing.lines().filter_map(named).filter(|(_, at)| *at >= section.vaddr).collect();
+        let expected: Vec<_> = expected.into_iter().filter(|(_, at)| *at < section.vaddr + section.size).collect();
+        assert_eq!(names, expected, "{options:?}");
+        assert!(
+            ["strcat", "free", "malloc", "strlen"]
+                .iter()
+                .all(|one| names.iter().any(|(name, _)| name == one.as_bytes()))
+        );
+        let last = names.last().expect("some");
+        assert_eq!(elf.plt_entry(last.1 + 15).as_ref(), Some(last));
+        assert_eq!(
+            [section.vaddr + section.size, section.vaddr - 1, 0].map(|at| elf.plt_entry(at)),
+            [None, None, None]
+        );
+    }
+}
+
 #[test]
 fn what_is_no_elf_file_is_refused() {
     for bytes in

@@ -355,7 +355,8 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
         let last: BTreeMap<u64, &RawGreenlet> =
             last.iter().filter(|(_, raw)| others.contains(&raw.main)).map(|(at, raw)| (*at, raw)).collect();
         let mut threads: BTreeMap<u64, Option<u64>> = BTreeMap::new();
-        let ended = |main: &u64| last.get(main).is_none_or(|main| main.ended);
+        // One that is being switched at this moment may have been read only a moment ago.
+        let ended = |main: &u64| last.get(main).copied().or_else(|| before.get(main)).is_none_or(|main| main.ended);
         for raw in last.values() {
             let known = threads.entry(raw.main).or_default();
             *known = known.or(raw.on_stack.filter(|_| !ended(&raw.main)));

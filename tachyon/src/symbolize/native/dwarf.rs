@@ -185,18 +185,20 @@ fn section<R: ReadAt>(elf: &Elf<R>, name: &str, most: u64) -> Result<Arc<[u8]>, 
     if len > most {
         return Err(TooMuch);
     }
-    let mut unpacked = Vec::with_capacity(usize::try_from(len).map_err(|_| TooMuch)?);
+    // Unpacked in its place: a copy of it would double the profiler's memory for a moment.
+    let mut unpacked: Arc<[u8]> = std::iter::repeat_n(0, usize::try_from(len).map_err(|_| TooMuch)?).collect();
+    let place = Arc::get_mut(&mut unpacked).ok_or(TooMuch)?;
     let read = match header.ch_type.get(LE) {
-        elf::ELFCOMPRESS_ZLIB => flate2::read::ZlibDecoder::new(packed).take(len).read_to_end(&mut unpacked),
+        elf::ELFCOMPRESS_ZLIB => flate2::read::ZlibDecoder::new(packed).read_exact(place),
         elf::ELFCOMPRESS_ZSTD => {
             let mut decoder = zstd::Decoder::new(packed).map_err(|_| TooMuch)?;
             decoder.window_log_max(MAX_WINDOW_LOG).map_err(|_| TooMuch)?;
-            decoder.take(len).read_to_end(&mut unpacked)
+            decoder.read_exact(place)
         }
         _ => return Err(TooMuch),
     };
     read.map_err(|_| TooMuch)?;
-    Ok(unpacked.into())
+    Ok(unpacked)
 }
 
 /// A file's lines, from its debug file when it has one.

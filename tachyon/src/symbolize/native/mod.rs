@@ -34,7 +34,7 @@ use self::dwarf::Lines;
 use self::table::SymbolTable;
 use crate::remote::elf::{Elf, Load};
 use crate::remote::ledger::{self, Work};
-use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess, TargetFile};
+use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess, TargetFile, open_files};
 use crate::types::Pid;
 
 /// Most files held open, plus at most as many debug files, if the limit of open files allows them.
@@ -54,10 +54,21 @@ pub struct NativeName {
     pub function: Option<String>,
     /// Its first address, before relocation, even if it has no name.
     pub function_vaddr: Option<u64>,
+    /// What an entry of the procedure linkage table is called, after the function that it calls: `memcpy@plt`. No function of the file
+    /// has that name.
+    pub plt: Option<String>,
     /// Source lines and inlined functions, innermost first; the last one is `function`. Empty without DWARF.
     pub lines: Vec<SourceFrame>,
     /// Tables were not read because the process has cost enough: there may be a name another time.
     pub refused: bool,
+}
+
+impl NativeName {
+    /// The name to show; `None`: there is none but the address.
+    #[must_use]
+    pub fn shown(&self) -> Option<&str> {
+        self.function.as_deref().or(self.plt.as_deref())
+    }
 }
 
 /// Names addresses of all processes of a recording. One thread may hold files while another asks for names.
@@ -140,10 +151,9 @@ impl NativeSymbols {
     /// Nothing is held yet; keeps about `max_bytes` of tables.
     #[must_use]
     pub fn with_budget(max_bytes: usize) -> Self {
-        let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE);
-        let open_files = limit.map_or(1024, |(soft, _)| usize::try_from(soft).unwrap_or(usize::MAX));
-        // Each file may have a debug file, and half of the limit is left for others.
-        Self { held: Mutex::default(), max_bytes, max_files: MAX_FILES.min(open_files / 4) }
+        let spare = usize::try_from(open_files::spare()).unwrap_or(usize::MAX);
+        // Each file may have a debug file, and half of what is spare is left for others.
+        Self { held: Mutex::default(), max_bytes, max_files: MAX_FILES.min(spare / 4) }
     }
 
     /// Opens the file behind a mapping, and its debug file, and holds them. `None`: there is no file, it cannot be
@@ -331,8 +341,10 @@ impl NativeFile {
                 _ => {}
             }
         }
-        if name.function.is_none() {
-            name.function_vaddr = self.file.as_ref().and_then(|file| nameless::start_of_function(file, vaddr));
+        if name.function.is_none()
+            && let Some(file) = &self.file
+        {
+            (name.plt, name.function_vaddr) = nameless::entry_or_start(file, vaddr);
         }
         name
     }

@@ -8,10 +8,14 @@ use crate::remote::elf::Elf;
 use crate::unwind::Windows;
 use std::sync::Arc;
 
-/// First address of the function that holds an address of a file.
-pub(super) fn start_of_function(file: &TargetFile, vaddr: u64) -> Option<u64> {
-    let elf = Elf::parse(file).ok()?;
-    Windows::of(&elf)?.function(&elf, vaddr)
+/// What stands at an address of a file: an entry of the procedure linkage table, named as in other tools, or a function; and its first
+/// address.
+pub(super) fn entry_or_start(file: &TargetFile, vaddr: u64) -> (Option<String>, Option<u64>) {
+    let Ok(elf) = Elf::parse(file) else { return (None, None) };
+    match elf.plt_entry(vaddr) {
+        Some((called, start)) => (Some(demangle(&called) + "@plt"), Some(start)),
+        None => (None, Windows::of(&elf).and_then(|windows| windows.function(&elf, vaddr))),
+    }
 }
 
 /// The functions of a debug file.

@@ -20,12 +20,16 @@ pub(super) struct Process {
     pub rests_until: Option<Instant>,
     /// Even for those it is not looked at before this: as long as the previous look took.
     pub meets_from: Option<Instant>,
-    /// Digest of its executable mappings at that time.
+    /// Digest of the executable mappings that were last published.
+    pub published: u64,
+    /// Digest of those that the kernel side last received.
     pub mapped: u64,
     /// Where its stacks end for want of rules.
     pub met: BTreeSet<u64>,
-    /// Where such stacks began.
+    /// Where stacks that end for want of rules began.
     pub stacks: BTreeSet<u64>,
+    /// Where code of its files called code that it generated and that has no name.
+    pub callers: BTreeSet<u64>,
     /// Some of its code is to get rules but has none yet: small files, and those that samples met.
     pub more: bool,
     /// It has been looked at, and has its first rules.
@@ -44,7 +48,7 @@ pub(super) struct Process {
 
 impl Process {
     pub fn new(pid: u32, image: u64, instance: u64) -> Self {
-        let (met, stacks) = (BTreeSet::new(), BTreeSet::new());
+        let (met, stacks, callers) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         Self {
             image,
             instance,
@@ -53,9 +57,11 @@ impl Process {
             seen_at: KtimeNs(0),
             rests_until: None,
             meets_from: None,
+            published: 0,
             mapped: 0,
             met,
             stacks,
+            callers,
             more: false,
             looked_at: false,
             hinted: false,
@@ -64,6 +70,13 @@ impl Process {
             user: user_of(pid),
             ranges: 0,
         }
+    }
+
+    /// It as it is, with what samples have met so far, which a look is about to deal with.
+    pub fn take(&mut self) -> Self {
+        let (met, stacks) = (std::mem::take(&mut self.met), std::mem::take(&mut self.stacks));
+        let callers = std::mem::take(&mut self.callers);
+        Self { met, stacks, callers, ..self.clone() }
     }
 
     /// Asks for a look because samples meet code without rules: they are reported until it has been looked at.

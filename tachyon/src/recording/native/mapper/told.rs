@@ -21,11 +21,15 @@ pub(in crate::recording) enum News {
     Lost,
     /// A process's samples meet unknown code.
     Unknown { pid: u32 },
+    /// A process's sample of this time has met unknown code: publish what it has mapped since it was looked at, then reply.
+    Overtaken { pid: u32, time: KtimeNs, done: Sender<()> },
     /// A process's stack, which began at `sp`, ends at an address in code whose rules are not made yet.
     Met { pid: u32, address: u64, sp: u64 },
+    /// A process's stack has code in no file, without a name, which was called from there.
+    Unnamed { pid: u32, address: u64, caller: Option<u64> },
     /// A process has ended, or executes another program.
     Gone { pid: u32 },
-    /// Do everything that is due now, then reply.
+    /// Look at processes that have never been looked at, then reply.
     Finish(Sender<()>),
     /// Reply with what it would leave behind now.
     Tell(Sender<Mapped>),
