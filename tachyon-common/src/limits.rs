@@ -127,11 +127,15 @@ pub const STACK_PART: usize = 4 * STACK_PAGE;
 /// Bytes of a stack that are copied in one go.
 pub const STACK_PAGE: usize = 4096;
 
-/// Records of one copy: 64 KiB.
-pub const STACK_PARTS: u32 = 4;
+/// A copy ends when it has this many bytes: 64 KiB.
+pub const STACK_COPY: u32 = 4 * STACK_PART as u32;
 
-/// Stacks that one CPU copies in a tenth of a second: all that samples at 250 Hz may want, 16 MB a second at most.
-pub const STACKS_A_TENTH: u32 = 25;
+/// Most records of one copy: each page that was never written begins another.
+pub const STACK_PARTS: u32 = 8;
+
+/// Stacks that one CPU copies in a tenth of a second: all that samples at 500 Hz may want. (Where 250 are asked for, intervals may become
+/// half as long for a while, to make up for late ones.)
+pub const STACKS_A_TENTH: u32 = 50;
 
 /// Slots for rules that were found for an address (a power of two): 2^14 * 16 bytes = 256 KiB.
 pub const RULE_SLOTS: u32 = 16_384;

@@ -7,7 +7,7 @@ use crate::sample::Scratch;
 use aya_ebpf::helpers::generated::{bpf_probe_read_user, bpf_ringbuf_output};
 use tachyon_common::config::machine;
 use tachyon_common::event::{RecordHeader, StackRecord, kind};
-use tachyon_common::limits::{STACK_PAGE, STACK_PART, STACK_PARTS, STACKS_A_TENTH};
+use tachyon_common::limits::{STACK_COPY, STACK_PAGE, STACK_PART, STACK_PARTS, STACKS_A_TENTH};
 use tachyon_common::stop::StopReason;
 use tachyon_common::unwind::{NativeWalk, may_call};
 
@@ -30,10 +30,14 @@ pub extern "C" fn copy() -> u64 {
     if state.copies >= STACKS_A_TENTH {
         return 0;
     }
-    state.copies += 1;
+    (state.copies, state.copied) = (state.copies + 1, 0);
     let (mut start, mut parts) = (state.native.sp & !7, 0);
-    while parts < STACK_PARTS && copy_part(start) == STACK_PART as u64 {
-        start += STACK_PART as u64;
+    while parts < STACK_PARTS {
+        let passed = copy_part(start);
+        if passed == 0 {
+            break;
+        }
+        start = start.wrapping_add(passed);
         parts += 1;
     }
     0
@@ -50,24 +54,28 @@ fn is_plausible(walk: &NativeWalk) -> bool {
     read == 0 && may_call(before, config!(machine) == machine::ARM64)
 }
 
-/// Sends a part of it, and gives its length in bytes: less than [`STACK_PART`] is the last. A global function, likewise.
+/// Sends what can be read in one piece from `start` on, or from the first page behind it that can be read: large variables have pages
+/// that were never written. Returns how many bytes it has passed; 0: there is no more. A global function, likewise.
 #[unsafe(export_name = "copy_part_of_stack")]
 #[inline(never)]
-pub extern "C" fn copy_part(start: u64) -> u64 {
+pub extern "C" fn copy_part(from: u64) -> u64 {
+    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     // Samples come first.
-    if !has_room() {
+    if state.copied >= STACK_COPY || !has_room() {
         return 0;
     }
-    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     let Some(part) = CODE.get_ptr_mut(0) else { return 0 };
     let part = part.cast::<u8>();
-    let (mut bytes, mut pages) = (0, 0);
+    let (mut start, mut bytes, mut pages) = (from, 0, 0);
     // One page more, for the first and the last are read in part.
     while pages <= STACK_PART / STACK_PAGE && bytes < STACK_PART {
         pages += 1;
         let at = start.wrapping_add(bytes as u64);
         let len = (STACK_PAGE - (at as usize & (STACK_PAGE - 1))).min(STACK_PART - bytes);
         if at >= state.own_stack.end {
+            if bytes == 0 {
+                return 0;
+            }
             break;
         }
         let into = size_of::<StackRecord>() + masked::<{ STACK_PART as u32 - 1 }>(bytes);
@@ -75,14 +83,19 @@ pub extern "C" fn copy_part(start: u64) -> u64 {
         let into = unsafe { part.add(into) };
         // SAFETY: so is what is written there.
         let read = unsafe { bpf_probe_read_user(into.cast(), masked::<LEN_MASK>(len) as u32, at as *const _) };
-        if read != 0 {
+        if read == 0 {
+            bytes += len;
+        } else if bytes == 0 {
+            start = at.wrapping_add(len as u64);
+        } else {
             break;
         }
-        bytes += len;
     }
+    let passed = start.wrapping_add(bytes as u64).wrapping_sub(from);
     if bytes == 0 {
-        return 0;
+        return passed;
     }
+    state.copied += bytes as u32;
     let len = size_of::<StackRecord>() + bytes;
     let header = RecordHeader { kind: kind::STACK, bank: sample.record.header.bank, event: 0, len: len as u32 };
     // SAFETY: the value is larger than a record, aligned as one, and this CPU's alone while the program runs.
@@ -96,10 +109,10 @@ pub extern "C" fn copy_part(start: u64) -> u64 {
     record.bytes = bytes as u32;
     record.walk = state.native;
     let ring = (&raw const SAMPLES).cast_mut().cast();
-    // SAFETY: a map of the right type; the value is 32 KiB long and the length is masked below that. If it does not fit, the stack ends
-    // where it did.
+    // SAFETY: a map of the right type; the value is 32 KiB long and the length is masked below that. If it does not fit, it is as if it
+    // could not be read.
     unsafe { bpf_ringbuf_output(ring, part.cast(), masked::<0x7fff>(len) as u64, NO_WAKEUP) };
-    bytes as u64
+    passed
 }
 
 /// Bits of the length of a page, or of less.

@@ -72,10 +72,9 @@ fn assembly_without_unwind_rules_has_its_callers() {
             let chain = ["cblas_dgemm", "DOUBLE_matmul", "multiply"].map(at);
             chain.iter().all(Option::is_some) && chain.is_sorted()
         };
-        // Tables of large libraries are made only for code that samples have hit; until then, stacks are walked in copies, of which
-        // there are 250 a second at most.
-        let in_kernel = Line::all(&text).filter(|line| line.frames[0].function == kernel);
-        let in_kernel: Vec<_> = in_kernel.skip_while(|line| !is_known(line)).collect();
+        // From the first sample on: until there are tables, stacks are walked in copies. Haswell's function has a buffer on the stack
+        // with pages that it never writes.
+        let in_kernel: Vec<_> = Line::all(&text).filter(|line| line.frames[0].function == kernel).collect();
         let known = in_kernel.iter().filter(|line| is_known(line)).count();
         let exact = in_kernel.iter().filter(|line| line.merge == "exact").count();
         println!("{core}: {known} of {} in {kernel} have its callers", in_kernel.len());

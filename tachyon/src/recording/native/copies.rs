@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 use tachyon_common::event::{SampleRecord, StackRecord, status};
-use tachyon_common::limits::{STACK_PART, STACK_PARTS};
 use tachyon_common::stop::StopReason;
 use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Rule, Space, StackBuffer, Tables, no_table};
 use tachyon_common::walk::{Unreadable, UserMemory};
@@ -44,8 +43,8 @@ struct Held {
     ktime_ns: u64,
     entered_at: u64,
     walk: NativeWalk,
-    start: u64,
-    bytes: Vec<u8>,
+    /// What could be read in one piece, by address.
+    pieces: Vec<(u64, Vec<u8>)>,
 }
 
 /// A record whose native stack goes on beyond where the kernel side had no tables.
@@ -74,21 +73,15 @@ impl Copies {
 
     /// Keeps a part of a copy until its sample comes.
     pub fn hold(&mut self, record: &StackRecord, bytes: &[u8]) {
-        let whole = STACK_PARTS as usize * STACK_PART;
-        let goes_on = |held: &&mut Held| {
-            held.ktime_ns == record.ktime_ns && held.start.wrapping_add(held.bytes.len() as u64) == record.start
-        };
-        if let Some(held) = self.held.get_mut(&record.tid).filter(goes_on) {
-            if held.bytes.len() + bytes.len() <= whole {
-                held.bytes.extend_from_slice(bytes);
-            }
+        if let Some(held) = self.held.get_mut(&record.tid).filter(|held| held.ktime_ns == record.ktime_ns) {
+            held.add(record.start, bytes);
             return;
         }
         if self.held.len() >= MAX_HELD {
             self.held.clear();
         }
         let StackRecord { ktime_ns, entered_at, walk, start, .. } = *record;
-        self.held.insert(record.tid, Held { ktime_ns, entered_at, walk, start, bytes: bytes.to_vec() });
+        self.held.insert(record.tid, Held { ktime_ns, entered_at, walk, pieces: vec![(start, bytes.to_vec())] });
     }
 
     /// Walks the stack of a record with these native addresses on from where the kernel side ended, if it has sent a copy. `None`: that
@@ -174,12 +167,25 @@ struct Walked {
     by_frame_pointer: bool,
 }
 
+impl Held {
+    /// The next part: the kernel side sends them by address, and [`tachyon_common::limits::STACK_PARTS`] at most.
+    fn add(&mut self, start: u64, bytes: &[u8]) {
+        let joins = |piece: &&mut (u64, Vec<u8>)| piece.0.wrapping_add(piece.1.len() as u64) == start;
+        match self.pieces.last_mut().filter(joins) {
+            Some((_, piece)) => piece.extend_from_slice(bytes),
+            None => self.pieces.push((start, bytes.to_vec())),
+        }
+    }
+}
+
 impl UserMemory for Held {
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Unreadable> {
-        let from = addr.checked_sub(self.start).and_then(|from| usize::try_from(from).ok());
-        let bytes = from.and_then(|from| self.bytes.get(from..from.checked_add(into.len())?)).ok_or(Unreadable)?;
-        into.copy_from_slice(bytes);
-        Ok(())
+        let read = |(start, piece): &(u64, Vec<u8>)| {
+            let from = usize::try_from(addr.checked_sub(*start)?).ok()?;
+            into.copy_from_slice(piece.get(from..from.checked_add(into.len())?)?);
+            Some(())
+        };
+        self.pieces.iter().find_map(read).ok_or(Unreadable)
     }
 }
 
@@ -263,17 +269,20 @@ mod tests {
         copies.hold(&part(1, 64, 5), &[1; 8]);
         copies.hold(&part(1, 64, 6), &[2; 8]);
         copies.hold(&part(1, 72, 5), &[3; 8]);
+        // Behind pages that were never written.
+        copies.hold(&part(1, 96, 5), &[4; 8]);
         let held = &copies.held[&5];
         let read = |at, len| {
             let mut bytes = vec![0; len];
             held.read(at, &mut bytes).ok().map(|()| bytes)
         };
         assert_eq!(read(64, 16), Some([[1; 8], [3; 8]].concat()));
-        assert_eq!(read(79, 1), Some(vec![3]));
-        assert_eq!([read(63, 1), read(72, 9), read(80, 1), read(u64::MAX, 1)], [const { None }; 4]);
-        copies.hold(&part(2, 80, 5), &[4; 8]);
-        assert_eq!((copies.held[&5].start, copies.held[&5].bytes.len()), (80, 8));
-        assert_eq!(copies.held[&6].bytes, [2; 8]);
+        assert_eq!([read(79, 1), read(96, 8)], [Some(vec![3]), Some(vec![4; 8])]);
+        let unreadable = [(63, 1), (72, 9), (80, 1), (95, 2), (97, 8), (104, 1), (u64::MAX, 1)];
+        assert!(unreadable.iter().all(|&(at, len)| read(at, len).is_none()));
+        copies.hold(&part(2, 80, 5), &[5; 8]);
+        assert_eq!(copies.held[&5].pieces, [(80, vec![5; 8])]);
+        assert_eq!(copies.held[&6].pieces, [(64, vec![2; 8])]);
     }
 
     #[test]
