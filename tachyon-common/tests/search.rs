@@ -2,13 +2,14 @@
 
 mod image;
 
-use image::{Family, Image, RUNTIME, THREAD, WANTED};
+use image::{Family, Image, Memory, RUNTIME, THREAD, WANTED};
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{MAX_THREAD_STEPS, THREADS_PER_STEP};
 use tachyon_common::stop::StopReason;
+use tachyon_common::unwind::StackBuffer;
 use tachyon_common::walk::{
-    Found, OwnStack, SlotBuffer, THREAD_POINTER_REACH, ThreadPointer, ThreadSearch, entered_here, read_slots, read_u64,
-    runs_here, verify_thread,
+    Found, OwnStack, SlotBuffer, StackScan, THREAD_POINTER_REACH, ThreadPointer, ThreadSearch, entered_here,
+    read_slots, read_u64, runs_here, verify_thread,
 };
 
 /// A stack that has every address.
@@ -228,4 +229,26 @@ fn a_search_goes_on_where_it_was_broken_off() {
         search.go_on_from(&image.memory, &image.layout, &ThreadSearch { matches: 1, best: last, ..earlier });
         assert_eq!((search.tstate, search.after, search.detour), (last, earlier.tstate, 1), "{family:?}");
     }
+}
+
+/// A function's large variable has pages that it never wrote: the look for a frame goes on behind them.
+#[test]
+fn a_frame_is_found_behind_pages_that_were_never_written() {
+    const STACK: u64 = 0x7fff_0000_0000;
+    const FRAME: u64 = 0x5555_0000_1230;
+    let mut memory = Memory::default();
+    for page in [0, 3 * 4096] {
+        memory.pieces.insert(STACK + page, vec![0; 4096]);
+    }
+    memory.put_u64(STACK + 3 * 4096, 2048, FRAME);
+    let stack = OwnStack { sp: STACK + 64, end: u64::MAX };
+    let found = |frame, registers| {
+        let (mut scan, mut buffer) = (StackScan::default(), StackBuffer::default());
+        scan.frame = frame;
+        (0..StackScan::PIECES).for_each(|_| scan.go_on(&memory, stack, &registers, &mut buffer));
+        scan.place
+    };
+    assert_eq!(found(FRAME, [0; 16]), STACK + 3 * 4096 + 2048);
+    assert_eq!(found(FRAME, [FRAME; 16]), 1, "a register has it, too");
+    assert_eq!(found(FRAME + 8, [0; 16]), 0);
 }
