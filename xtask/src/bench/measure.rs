@@ -74,6 +74,8 @@ pub(crate) struct ToolCost {
     pub(crate) bpf_share: f64,
     /// The timer's program's time divided by the target's CPU time.
     pub(crate) bpf_of_target: f64,
+    /// How long the window was.
+    pub(crate) watched: Duration,
     /// Runs of the timer's program in the window.
     pub(crate) runs: u64,
     /// How often its threads woke.
@@ -149,6 +151,7 @@ impl Bench {
             user_share: watched.tool_cpu.as_secs_f64() / wall,
             bpf_share: (timer + watched.bpf.other_ns as f64 / 1e9) / wall,
             bpf_of_target: timer / watched.target_cpu.as_secs_f64(),
+            watched: watched.wall,
             runs: watched.bpf.timer_runs,
             wakeups_a_second: watched.tool_wakeups as f64 / wall,
             whole: run.finish()?,

@@ -175,7 +175,7 @@ fn busy(bench: &Bench) -> Result<(f64, f64)> {
     let _others = Idle::fill_up_to(PROCESSES)?;
     sleep(Duration::from_secs(3));
     let cost = bench.cost(Tool::Native, Aim::AllPython, RATES_HZ[0], &target)?;
-    let (runs, wall_us) = (cost.runs.max(1) as f64, bench.effort.cost.as_secs_f64() * 1e6);
+    let (runs, wall_us) = (cost.runs.max(1) as f64, cost.watched.as_secs_f64() * 1e6);
     Ok((cost.user_share * wall_us / runs, cost.bpf_share * wall_us / runs))
 }
 
