@@ -38,6 +38,9 @@ struct OfProcess {
     due: Instant,
     /// It has mapped something since the last look.
     is_new: bool,
+    /// It has mapped something since it was found. What has not is looked at now and then all the same: where that takes longer, nothing
+    /// is missing.
+    changes: bool,
     /// The user it is charged to, once looked up.
     user: Option<u32>,
 }
@@ -63,7 +66,8 @@ impl WorkLooks {
     pub fn begin(&mut self, pid: u32, young: bool) {
         let now = Instant::now();
         let due = if young { now + YOUNG } else { now };
-        let process = OfProcess { published: None, not_before: due, mapped: now, due, is_new: true, user: None };
+        let process =
+            OfProcess { published: None, not_before: due, mapped: now, due, is_new: true, changes: false, user: None };
         self.processes.insert(pid, process);
     }
 
@@ -71,7 +75,7 @@ impl WorkLooks {
     pub fn fork(&mut self, parent: u32, child: u32) {
         let due = Instant::now() + YOUNG;
         if let Some(process) = self.processes.get(&parent).cloned() {
-            self.processes.insert(child, OfProcess { due, not_before: due, user: None, ..process });
+            self.processes.insert(child, OfProcess { due, not_before: due, changes: false, user: None, ..process });
         }
     }
 
@@ -80,7 +84,7 @@ impl WorkLooks {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let now = Instant::now();
         if inspect::is_named_asyncio(Path::new(path)) || !self.spans.is_known(dev, inode, path, now) {
-            (process.mapped, process.is_new) = (now, true);
+            (process.mapped, process.is_new, process.changes) = (now, true, true);
             process.due = process.due.min(now + BURST).max(process.not_before);
         }
     }
@@ -89,7 +93,7 @@ impl WorkLooks {
     pub fn lost(&mut self) {
         let now = Instant::now();
         for process in self.processes.values_mut() {
-            process.is_new = true;
+            (process.is_new, process.changes) = (true, true);
             process.due = process.due.min(now + BURST).max(process.not_before);
         }
     }
@@ -121,7 +125,9 @@ impl Follower {
             let Some(process) = self.work.processes.get_mut(&pid) else { continue };
             let user = *process.user.get_or_insert_with(|| super::user_of(pid));
             if !self.queue.may(pid, user, now) {
-                ledger::put_off(Work::Look, pid, user);
+                if process.changes {
+                    ledger::put_off(Work::Look, pid, user);
+                }
                 process.due = now + LATER;
                 continue;
             }
@@ -259,4 +265,30 @@ impl Follower {
 /// Whether a process has mapped asyncio's C module.
 fn has_asyncio(maps: &[Mapping]) -> bool {
     maps.iter().filter_map(Mapping::file_path).any(inspect::is_named_asyncio)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thousand idle processes are no reason to say that they change.
+    #[test]
+    fn only_what_maps_something_changes() {
+        let mut looks = WorkLooks::default();
+        looks.begin(1, false);
+        looks.begin(2, true);
+        looks.fork(1, 3);
+        let changing = |looks: &WorkLooks| {
+            let mut pids: Vec<u32> =
+                looks.processes.iter().filter(|(_, process)| process.changes).map(|(&pid, _)| pid).collect();
+            pids.sort_unstable();
+            pids
+        };
+        assert_eq!(changing(&looks), [0; 0]);
+        looks.mapped(1, (8, 1), 5, OsStr::new("/usr/lib/_asyncio.so"));
+        looks.fork(1, 4);
+        assert_eq!(changing(&looks), [1], "a child has mapped nothing yet");
+        looks.lost();
+        assert_eq!(changing(&looks), [1, 2, 3, 4], "what they mapped is not known");
+    }
 }
