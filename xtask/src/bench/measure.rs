@@ -140,8 +140,19 @@ impl Bench {
 
     /// What a tool costs while it samples `target`, perhaps among others.
     pub(crate) fn cost(&self, tool: Tool, aim: Aim, rate_hz: u32, target: &Target) -> Result<ToolCost> {
+        self.cost_after(STEADY, tool, (aim, rate_hz), target)
+    }
+
+    /// The same, from so long after its start on.
+    pub(crate) fn cost_after(
+        &self,
+        start: Duration,
+        tool: Tool,
+        (aim, rate_hz): (Aim, u32),
+        target: &Target,
+    ) -> Result<ToolCost> {
         let run = self.begin(tool, aim, rate_hz)?;
-        sleep(STEADY);
+        sleep(start);
         let watched = self.watch(&run, target, self.effort.cost)?;
         let wall = watched.wall.as_secs_f64();
         let timer = watched.bpf.timer_ns as f64 / 1e9;

@@ -26,6 +26,8 @@ const BUSY: usize = 64;
 const MANY_IDLE: usize = 1_000;
 /// Interpreters on hosts whose memory is measured.
 const PYTHONS: [usize; 3] = [1, 50, 200];
+/// What a program begins with is known by then, so the ring is read less often.
+const STEADY: Duration = Duration::from_secs(8);
 /// How long the recordings last of which a start's cost is taken.
 const SHORT: Duration = Duration::from_millis(500);
 
@@ -61,12 +63,13 @@ pub(crate) fn section(bench: &Bench, quick: bool) -> Result<String> {
     let [low, high] = RATES_HZ;
     let mut page = format!(
         "{HEADING}\nOne busy process of {DEPTH} frames, each profiler with its default options (this one with native frames), watched for \
-         {} s from 2 s after its start. Wake-ups are voluntary context switches of all its threads. `perf record -g` can only see Python \
+         {} s from {} s after its start. Wake-ups are voluntary context switches of all its threads. `perf record -g` can only see Python \
          functions of programs that were started with `-X perf`; its own work in the kernel is in no clock of its process. \
          \"Whole run\" and peak RSS as above.\n\n\
          | target | profiler | rate | CPU of its process | CPU in BPF | together | wake-ups a second | whole run | peak RSS |\n\
          |---|---|---:|---:|---:|---:|---:|---:|---:|\n",
         bench.effort.cost.as_secs_f64(),
+        STEADY.as_secs_f64(),
     );
     let costs = costs(bench)?;
     costs.iter().for_each(|cost| page.push_str(&cost.row()));
@@ -133,7 +136,7 @@ fn costs(bench: &Bench) -> Result<Vec<Cost>> {
             eprintln!("{} at {rate_hz} Hz on {}", tool.name(), python.name());
             let options: &[&str] = if tool == Tool::Perf { &["-X", "perf"] } else { &[] };
             let target = Target::start(python, bench.cpu, Shape { options, ..Shape::deep(DEPTH) })?;
-            let of = bench.cost(tool, Aim::Pid(target.pid()), rate_hz, &target)?;
+            let of = bench.cost_after(STEADY, tool, (Aim::Pid(target.pid()), rate_hz), &target)?;
             costs.push(Cost { python: python.name(), of });
         }
     }
@@ -174,7 +177,7 @@ fn busy(bench: &Bench) -> Result<(f64, f64)> {
     let target = bench.target(DEPTH, 0)?;
     let _others = Idle::fill_up_to(PROCESSES)?;
     sleep(Duration::from_secs(3));
-    let cost = bench.cost(Tool::Native, Aim::AllPython, RATES_HZ[0], &target)?;
+    let cost = bench.cost_after(STEADY, Tool::Native, (Aim::AllPython, RATES_HZ[0]), &target)?;
     let (runs, wall_us) = (cost.runs.max(1) as f64, cost.watched.as_secs_f64() * 1e6);
     Ok((cost.user_share * wall_us / runs, cost.bpf_share * wall_us / runs))
 }
@@ -185,5 +188,5 @@ fn idle(bench: &Bench, pythons: usize) -> Result<ToolCost> {
     let target = bench.target(DEPTH, 0)?;
     let _idle = Idle::pythons(&bench.python, pythons)?;
     sleep(Duration::from_secs(3));
-    bench.cost(Tool::Native, Aim::AllPython, RATES_HZ[0], &target)
+    bench.cost_after(STEADY, Tool::Native, (Aim::AllPython, RATES_HZ[0]), &target)
 }
