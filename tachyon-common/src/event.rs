@@ -155,7 +155,8 @@ pub struct WaitFacts {
 }
 
 /// A part of a thread's stack, for a native walk that ended for want of unwind tables: user space, which makes those, goes on with it
-/// there. Sent before the record of the sample, the innermost part first; pages that cannot be read are between two. Followed by `bytes` bytes, as they lay from `start` on.
+/// there. Sent before the record of the sample, the innermost part first, without pages that cannot be read. Followed by `bytes` bytes,
+/// as they lay from `start` on.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct StackRecord {

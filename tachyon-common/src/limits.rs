@@ -127,10 +127,14 @@ pub const STACK_PART: usize = 4 * STACK_PAGE;
 /// Bytes of a stack that are copied in one go.
 pub const STACK_PAGE: usize = 4096;
 
-/// A copy ends when it has this many bytes: 64 KiB.
-pub const STACK_COPY: u32 = 4 * STACK_PART as u32;
+/// Pages that are looked at for one record: its own, of which the first and the last may be copied in part, and before them up to eight
+/// that cannot be read. More of these in a row end a copy: nothing else tells where the stack of a process's first thread ends.
+pub const STACK_LOOKS: usize = 2 * (STACK_PART / STACK_PAGE) + 1;
 
-/// Most records of one copy: each page that was never written begins another.
+/// Most bytes from the beginning of a copy to that of its last record: 64 KiB.
+pub const STACK_COPY: u64 = 4 * STACK_PART as u64;
+
+/// Most records of one copy: behind pages that cannot be read, another begins.
 pub const STACK_PARTS: u32 = 8;
 
 /// Stacks that one CPU copies in a tenth of a second: all that samples at 500 Hz may want. (Where 250 are asked for, intervals may become

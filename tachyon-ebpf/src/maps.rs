@@ -455,8 +455,6 @@ pub struct State {
     pub tail_calls: u32,
     /// Stacks copied since [`State::copies_since`].
     pub copies: u32,
-    /// Bytes of the last one.
-    pub copied: u32,
     pub copies_since: u64,
     /// Which of the chosen events the sample is of.
     pub event: u32,

@@ -7,7 +7,7 @@ use crate::sample::Scratch;
 use aya_ebpf::helpers::generated::{bpf_probe_read_user, bpf_ringbuf_output};
 use tachyon_common::config::machine;
 use tachyon_common::event::{RecordHeader, StackRecord, kind};
-use tachyon_common::limits::{STACK_COPY, STACK_PAGE, STACK_PART, STACK_PARTS, STACKS_A_TENTH};
+use tachyon_common::limits::{STACK_COPY, STACK_LOOKS, STACK_PAGE, STACK_PART, STACK_PARTS, STACKS_A_TENTH};
 use tachyon_common::stop::StopReason;
 use tachyon_common::unwind::{NativeWalk, may_call};
 
@@ -30,14 +30,15 @@ pub extern "C" fn copy() -> u64 {
     if state.copies >= STACKS_A_TENTH {
         return 0;
     }
-    (state.copies, state.copied) = (state.copies + 1, 0);
-    let (mut start, mut parts) = (state.native.sp & !7, 0);
-    while parts < STACK_PARTS {
-        let passed = copy_part(start);
-        if passed == 0 {
+    state.copies += 1;
+    let first = state.native.sp & !7;
+    let (mut passed, mut parts) = (0, 0);
+    while parts < STACK_PARTS && passed < STACK_COPY {
+        let more = copy_part(first.wrapping_add(passed));
+        if more == 0 {
             break;
         }
-        start = start.wrapping_add(passed);
+        passed += more;
         parts += 1;
     }
     0
@@ -54,28 +55,24 @@ fn is_plausible(walk: &NativeWalk) -> bool {
     read == 0 && may_call(before, config!(machine) == machine::ARM64)
 }
 
-/// Sends what can be read in one piece from `start` on, or from the first page behind it that can be read: large variables have pages
+/// Sends what can be read in one piece from an address on, or from the first page behind it that can be read: large variables have pages
 /// that were never written. Returns how many bytes it has passed; 0: there is no more. A global function, likewise.
 #[unsafe(export_name = "copy_part_of_stack")]
 #[inline(never)]
 pub extern "C" fn copy_part(from: u64) -> u64 {
-    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     // Samples come first.
-    if state.copied >= STACK_COPY || !has_room() {
+    if !has_room() {
         return 0;
     }
+    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     let Some(part) = CODE.get_ptr_mut(0) else { return 0 };
     let part = part.cast::<u8>();
     let (mut start, mut bytes, mut pages) = (from, 0, 0);
-    // One page more, for the first and the last are read in part.
-    while pages <= STACK_PART / STACK_PAGE && bytes < STACK_PART {
+    while pages < STACK_LOOKS && bytes < STACK_PART {
         pages += 1;
         let at = start.wrapping_add(bytes as u64);
         let len = (STACK_PAGE - (at as usize & (STACK_PAGE - 1))).min(STACK_PART - bytes);
         if at >= state.own_stack.end {
-            if bytes == 0 {
-                return 0;
-            }
             break;
         }
         let into = size_of::<StackRecord>() + masked::<{ STACK_PART as u32 - 1 }>(bytes);
@@ -91,11 +88,9 @@ pub extern "C" fn copy_part(from: u64) -> u64 {
             break;
         }
     }
-    let passed = start.wrapping_add(bytes as u64).wrapping_sub(from);
     if bytes == 0 {
-        return passed;
+        return 0;
     }
-    state.copied += bytes as u32;
     let len = size_of::<StackRecord>() + bytes;
     let header = RecordHeader { kind: kind::STACK, bank: sample.record.header.bank, event: 0, len: len as u32 };
     // SAFETY: the value is larger than a record, aligned as one, and this CPU's alone while the program runs.
@@ -112,7 +107,7 @@ pub extern "C" fn copy_part(from: u64) -> u64 {
     // SAFETY: a map of the right type; the value is 32 KiB long and the length is masked below that. If it does not fit, it is as if it
     // could not be read.
     unsafe { bpf_ringbuf_output(ring, part.cast(), masked::<0x7fff>(len) as u64, NO_WAKEUP) };
-    passed
+    start.wrapping_add(bytes as u64).wrapping_sub(from)
 }
 
 /// Bits of the length of a page, or of less.

@@ -12,6 +12,7 @@ pub use status::{Over, Status};
 use super::account::{self, Facts, Read};
 use super::bell::Bells;
 use super::follow::{Follow, lock};
+use super::give_back::give_back;
 use super::looker::Looker;
 use super::made::Made;
 use super::memory;
@@ -258,7 +259,7 @@ impl Running {
             self.account(Ended { bank, counters, unsettled, waits, reader, end, end_unix, made, counts, times });
         // The previous segment's memory is free by now, in pieces between what lives on.
         if self.parts.request.give_back {
-            self.parts.request.release();
+            give_back();
         } else {
             memory::return_freed();
         }

@@ -181,11 +181,8 @@ mod tests {
             // In strides that jump to and fro between blocks, and at the end of each.
             let strides = (0..20_000).map(|turn| mapping.offset + turn * 7_919 % size);
             let first = (mapping.offset..).find(|&offset| Load::code_vaddr(&loads, offset).is_some());
-            let blocks = std::iter::successors(first, |&offset| {
-                let vaddr = Load::code_vaddr(&loads, offset)?;
-                Some(offset + (block_end(vaddr)? - vaddr))
-            });
-            let ends = blocks.skip(1).flat_map(|end| end - HOLE..end);
+            let next = |offset| Load::code_vaddr(&loads, offset).and_then(|at| Some(offset + (block_end(at)? - at)));
+            let ends = std::iter::successors(first.and_then(next), |&end| next(end)).flat_map(|end| end - HOLE..end);
             for offset in strides.chain(ends) {
                 let Some(vaddr) = Load::code_vaddr(&loads, offset) else { continue };
                 let (known, wanted) = (sparse.at(number, offset, || (!is_vdso).then(file)), whole.rule(vaddr));

@@ -140,7 +140,7 @@ impl Bench {
 
     /// What a tool costs while it samples `target`, perhaps among others.
     pub(crate) fn cost(&self, tool: Tool, aim: Aim, rate_hz: u32, target: &Target) -> Result<ToolCost> {
-        self.cost_after(STEADY, tool, (aim, rate_hz), target)
+        self.cost_after(STEADY, tool, aim, rate_hz, target)
     }
 
     /// The same, from so long after its start on.
@@ -148,7 +148,8 @@ impl Bench {
         &self,
         start: Duration,
         tool: Tool,
-        (aim, rate_hz): (Aim, u32),
+        aim: Aim,
+        rate_hz: u32,
         target: &Target,
     ) -> Result<ToolCost> {
         let run = self.begin(tool, aim, rate_hz)?;

@@ -136,7 +136,7 @@ fn costs(bench: &Bench) -> Result<Vec<Cost>> {
             eprintln!("{} at {rate_hz} Hz on {}", tool.name(), python.name());
             let options: &[&str] = if tool == Tool::Perf { &["-X", "perf"] } else { &[] };
             let target = Target::start(python, bench.cpu, Shape { options, ..Shape::deep(DEPTH) })?;
-            let of = bench.cost_after(STEADY, tool, (Aim::Pid(target.pid()), rate_hz), &target)?;
+            let of = bench.cost_after(STEADY, tool, Aim::Pid(target.pid()), rate_hz, &target)?;
             costs.push(Cost { python: python.name(), of });
         }
     }
@@ -177,7 +177,7 @@ fn busy(bench: &Bench) -> Result<(f64, f64)> {
     let target = bench.target(DEPTH, 0)?;
     let _others = Idle::fill_up_to(PROCESSES)?;
     sleep(Duration::from_secs(3));
-    let cost = bench.cost_after(STEADY, Tool::Native, (Aim::AllPython, RATES_HZ[0]), &target)?;
+    let cost = bench.cost_after(STEADY, Tool::Native, Aim::AllPython, RATES_HZ[0], &target)?;
     let (runs, wall_us) = (cost.runs.max(1) as f64, cost.watched.as_secs_f64() * 1e6);
     Ok((cost.user_share * wall_us / runs, cost.bpf_share * wall_us / runs))
 }
@@ -188,5 +188,5 @@ fn idle(bench: &Bench, pythons: usize) -> Result<ToolCost> {
     let target = bench.target(DEPTH, 0)?;
     let _idle = Idle::pythons(&bench.python, pythons)?;
     sleep(Duration::from_secs(3));
-    bench.cost_after(STEADY, Tool::Native, (Aim::AllPython, RATES_HZ[0]), &target)
+    bench.cost_after(STEADY, Tool::Native, Aim::AllPython, RATES_HZ[0], &target)
 }
