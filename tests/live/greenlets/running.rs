@@ -19,6 +19,9 @@ on_each_interpreter!(on [pyenv_3_13]: of_eventlet);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_13]: lies_change_nothing_of_the_threads_own_stack);
 on_each_interpreter!(on [pyenv_3_11 pyenv_3_12]: a_stack_that_is_walked_again_keeps_its_parents);
 
+/// How long a greenlet burns at a time: nothing like the time between two samples, or a switch met once would be met again by the next ones.
+const BURN_MS: &str = "3.3";
+
 /// What the program says about one of its towers.
 struct Tower {
     name: String,
@@ -75,10 +78,20 @@ fn expected(tower: &Tower, at: usize) -> Vec<String> {
     stack
 }
 
-/// Compares all samples that are of a tower by their innermost function. Returns how many there were of each, and how many of them do not say
-/// of which greenlet they are; none may say anything that is not so. `below`: how stacks end, and how those do that are cut before.
+/// Whether it was taken while a thread goes from one greenlet to another.
+fn switches(sample: &Value) -> bool {
+    let frames = sample["frames"].as_array().expect("frames").iter();
+    let mut native = frames.take_while(|frame| frame["kind"] == "native");
+    native.any(|frame| {
+        frame["function"].as_str().is_some_and(|name| name.contains("greenlet::") || name.contains("slp_"))
+    })
+}
+
+/// Compares all samples that are of a tower by their innermost function. Returns how many there were of each, and how many do not say of
+/// which greenlet they are because the thread was going from one to another; hardly any other may be without, and none may say anything that is
+/// not so. `below`: how stacks end, and how those do that are cut before.
 fn judge(samples: &[Value], towers: &[Tower], below: &dyn Fn(bool) -> Vec<String>) -> (BTreeMap<usize, usize>, usize) {
-    let (mut met, mut without) = (BTreeMap::new(), 0);
+    let (mut met, mut of_switches, mut others) = (BTreeMap::new(), 0, 0);
     // Where a process has its greenlets is found out while samples are taken already.
     let is_known = |sample: &Value| own(sample).iter().any(|name| name.starts_with("<greenlet>"));
     for sample in samples.iter().skip_while(|sample| !is_known(sample)) {
@@ -93,7 +106,7 @@ fn judge(samples: &[Value], towers: &[Tower], below: &dyn Fn(bool) -> Vec<String
             && shown.first() == Some(&format!("inner_{at}"))
             && !shown.iter().any(|name| name.contains("outer"))
         {
-            without += 1;
+            *if switches(sample) { &mut of_switches } else { &mut others } += 1;
             continue;
         }
         let tower = &towers[at];
@@ -102,8 +115,10 @@ fn judge(samples: &[Value], towers: &[Tower], below: &dyn Fn(bool) -> Vec<String
         wanted.extend(below(cut));
         assert_eq!(shown, wanted, "{sample:#}");
     }
-    println!("{met:?} samples of greenlets, {without} do not say of which");
-    (met, without)
+    println!("{met:?} samples of greenlets; {of_switches} of their switches and {others} others do not say of which");
+    let all: usize = met.values().sum();
+    assert!(others * 100 <= all, "{others} of {all}");
+    (met, of_switches)
 }
 
 /// How a thread's own stack ends.
@@ -112,12 +127,12 @@ fn main_ends(cut: bool) -> Vec<String> {
 }
 
 fn each_stack_goes_on_with_the_greenlets_parents(python: &Interpreter) {
-    let (target, towers) = start(python, &["2"]);
+    let (target, towers) = start(python, &[BURN_MS]);
     let samples = record(&target, 2_000, &["--async"]);
-    let (met, without) = judge(&samples, &towers, &main_ends);
+    let (met, of_switches) = judge(&samples, &towers, &main_ends);
     assert_eq!(met.len(), towers.len());
     let all: usize = met.values().sum();
-    assert!(without * 100 <= all, "{without} of {all}");
+    assert!(of_switches * 20 <= all, "{of_switches} of {all}");
     for sample in samples.iter().filter(|sample| !sample["task"].is_null()) {
         let stack = own(sample);
         let Some(at) = stack.iter().position(|name| name.starts_with("inner_")) else { continue };
@@ -135,14 +150,14 @@ fn each_stack_goes_on_with_the_greenlets_parents(python: &Interpreter) {
 fn none_is_mixed_with_another_however_often_they_switch(python: &Interpreter) {
     let (target, towers) = start(python, &["0.002"]);
     let samples = record(&target, 4_000, &["--async"]);
-    let (met, without) = judge(&samples, &towers, &main_ends);
+    let (met, of_switches) = judge(&samples, &towers, &main_ends);
     // greenlet takes out of the chain what C entered the evaluator for (3.12+), which looks like a frame that is being linked.
     let entering = samples.iter().filter(|sample| own(sample).is_empty()).count();
     println!("{entering} of {} samples have no frame of the program's own", samples.len());
     assert!(entering * 200 <= samples.len(), "{entering} of {}", samples.len());
     let all: usize = met.values().sum();
     assert!(met.len() == towers.len() && all > 1_000, "{met:?}");
-    assert!(without * 4 <= all, "{without} of {all}");
+    assert!(of_switches * 4 <= all, "{of_switches} of {all}");
     behind_a_switch_there_are_only_python_frames(&samples);
 }
 
@@ -168,7 +183,7 @@ fn behind_a_switch_there_are_only_python_frames(samples: &[Value]) {
 
 /// As SQLAlchemy's asyncio extension has it.
 fn a_task_is_found_below_its_greenlets(python: &Interpreter) {
-    let (target, towers) = start(python, &["2", "asyncio"]);
+    let (target, towers) = start(python, &[BURN_MS, "asyncio"]);
     // From 3.14 on the thread says which task it runs; before, that shows in the frames.
     let says = python.minor >= 14;
     let below = |cut: bool| {
@@ -194,19 +209,22 @@ fn a_task_is_found_below_its_greenlets(python: &Interpreter) {
             }
         }
     }
-    let (met, without) = judge(&samples, &towers, &below);
+    let (met, of_switches) = judge(&samples, &towers, &below);
     let all: usize = met.values().sum();
-    assert!(met.len() == towers.len() && without * 100 <= all, "{met:?}, {without} without");
+    assert!(met.len() == towers.len() && of_switches * 20 <= all, "{met:?}, {of_switches} of switches");
 }
 
 fn without_async_there_is_only_the_name(python: &Interpreter) {
-    let (target, towers) = start(python, &["2"]);
+    let (target, towers) = start(python, &[BURN_MS]);
     let samples = record(&target, 1_000, &[]);
     let (mut named, mut all) = (0, 0);
     for sample in samples.iter().skip_while(|sample| sample["task"].is_null()) {
         let stack = own(sample);
         let Some(at) = stack.last().and_then(|name| name.strip_prefix("inner_")) else { continue };
         let tower = &towers[at.parse::<usize>().expect("a number")];
+        if sample["task"].is_null() && switches(sample) {
+            continue;
+        }
         all += 1;
         if sample["task"].is_null() {
             continue;
@@ -233,11 +251,11 @@ fn a_stripped_module_is_read_too(python: &Interpreter) {
     let stripped = Command::new("strip").arg(&module).status().expect("strip");
     assert!(copied.success() && stripped.success() && std::fs::metadata(&module).expect("a file").len() < before);
     let path = dir.path().to_str().expect("UTF-8");
-    let target = Target::start_in(&python, "running_greenlets.py", &["2"], &[("PYTHONPATH", path)]);
+    let target = Target::start_in(&python, "running_greenlets.py", &[BURN_MS], &[("PYTHONPATH", path)]);
     let samples = record(&target, 1_000, &["--async"]);
-    let (met, without) = judge(&samples, &towers_of(&target), &main_ends);
+    let (met, of_switches) = judge(&samples, &towers_of(&target), &main_ends);
     let all: usize = met.values().sum();
-    assert!(met.len() == 6 && without * 100 <= all, "{met:?}, {without} without");
+    assert!(met.len() == 6 && of_switches * 20 <= all, "{met:?}, {of_switches} of switches");
 }
 
 /// What its memory says of its parents, or of its name, is a lie.
@@ -307,6 +325,9 @@ fn of_a_hub(python: &Interpreter, framework: &str, run: &str, hub: &str) {
         let python = frames.filter(|frame| frame["kind"] != "native");
         let shown: Vec<&str> = python.map(|frame| frame["function"].as_str().expect("a name")).collect();
         let Some(number) = shown.iter().find_map(|name| name.strip_prefix("burn_")) else { continue };
+        if sample["task"].is_null() && switches(sample) {
+            continue;
+        }
         all += 1;
         if sample["task"].is_null() {
             without += 1;
