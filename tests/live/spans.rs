@@ -222,6 +222,23 @@ fn a_process_context_is_read_anew_when_it_changes() {
     assert!(second.is_current(&process) && !first.is_current(&process));
 }
 
+/// A child that publishes a context is soon told by it, however long its parent has had none.
+#[test]
+fn a_childs_context_is_noticed() {
+    let Some(_live) = live() else { return };
+    let mut target = Target::start_with(&Interpreter::named("pyenv_3_12"), "process_context.py", &["in-a-child"]);
+    // Nobody looks at the parent again before it is twice as old as when it was found.
+    std::thread::sleep(Duration::from_secs(3));
+    let running = Profiler::of(target.pid()).arg("--subprocesses").rate(99).start();
+    target.go();
+    let child: u32 = target.line().parse().expect("a pid");
+    let_run(child, Duration::from_millis(2_500));
+    running.signal(libc::SIGINT);
+    let report = running.finish().report;
+    let service = |pid| &report.processes.iter().find(|process| process.pid == pid).expect("it was recorded").service;
+    assert_eq!(service(child), "till", "{report:#?}");
+}
+
 /// The cost of a look once the files are known.
 fn cost(spans: &mut Spans, pid: u32) -> Duration {
     let process = RemoteProcess::open(Pid(pid)).expect("it runs");

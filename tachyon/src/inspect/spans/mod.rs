@@ -62,6 +62,12 @@ impl Published {
         quiet.clamp(SOONEST, LATEST)
     }
 
+    /// Whether the process publishes nothing, and has no library that would.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.thread == Err(NoThreadLocal::NotDefined) && self.process == Err(NoProcessContext::NotPublished)
+    }
+
     /// Whether the process still publishes this and nothing newer, found by one read: then there is no need to look. For a process
     /// without a context nothing is known.
     #[must_use]

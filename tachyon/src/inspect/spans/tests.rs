@@ -272,7 +272,7 @@ fn a_process_without_any_says_so() {
         let published = spans.look(&process, &maps, Instant::now());
         assert_eq!(published.thread, Err(NoThreadLocal::NotDefined));
         assert_eq!(published.process, Err(NoProcessContext::NotPublished));
-        assert!(!published.is_current(&process));
+        assert!(published.is_none() && !published.is_current(&process));
         let seconds = [0, 7, 1000].map(|quiet| published.again_after(Duration::from_secs(quiet)).as_secs_f64());
         assert_eq!(seconds.map(|seconds| seconds.to_string()), ["0.1", "7", "300"]);
     }

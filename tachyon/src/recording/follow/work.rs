@@ -9,6 +9,7 @@ use crate::remote::ledger::{self, Work};
 use crate::remote::{Mapping, RemoteProcess};
 use crate::snapshot;
 use crate::types::Pid;
+use nix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::Path;
@@ -36,6 +37,10 @@ struct OfProcess {
     mapped: Instant,
     /// When it is looked at next.
     due: Instant,
+    /// From when on it is looked at if another one is due: one wake-up for many.
+    due_with_others: Instant,
+    /// It ran before it was found, and nothing that it mapped has been seen.
+    is_old: bool,
     /// It has mapped something since the last look.
     is_new: bool,
     /// It has mapped something since it was found. What has not is looked at now and then all the same: where that takes longer, nothing
@@ -43,6 +48,20 @@ struct OfProcess {
     changes: bool,
     /// The user it is charged to, once looked up.
     user: Option<u32>,
+}
+
+impl OfProcess {
+    /// It has mapped something, or may have.
+    fn changed(&mut self, now: Instant) {
+        (self.is_new, self.changes, self.is_old) = (true, true, false);
+        self.due = self.due.min(now + BURST).max(self.not_before);
+        self.due_with_others = self.due;
+    }
+
+    /// It is looked at again after this, or up to a quarter of it earlier, with others.
+    fn rest(&mut self, now: Instant, interval: Duration) {
+        (self.due, self.due_with_others) = (now + interval, now + interval * 3 / 4);
+    }
 }
 
 /// Where a process keeps its running tasks: parts of its [`ProcessEntry`].
@@ -66,16 +85,36 @@ impl WorkLooks {
     pub fn begin(&mut self, pid: u32, young: bool) {
         let now = Instant::now();
         let due = if young { now + YOUNG } else { now };
-        let process =
-            OfProcess { published: None, not_before: due, mapped: now, due, is_new: true, changes: false, user: None };
+        let process = OfProcess {
+            published: None,
+            not_before: due,
+            mapped: now,
+            due,
+            due_with_others: due,
+            is_old: !young,
+            is_new: true,
+            changes: false,
+            user: None,
+        };
         self.processes.insert(pid, process);
     }
 
-    /// A child was forked; it has what its parent has.
+    /// A child was forked; it has what its parent has, and may publish another context soon.
     pub fn fork(&mut self, parent: u32, child: u32) {
-        let due = Instant::now() + YOUNG;
+        let now = Instant::now();
+        let due = now + YOUNG;
         if let Some(process) = self.processes.get(&parent).cloned() {
-            self.processes.insert(child, OfProcess { due, not_before: due, changes: false, user: None, ..process });
+            let child_process = OfProcess {
+                not_before: due,
+                mapped: now,
+                due,
+                due_with_others: due,
+                is_old: false,
+                changes: false,
+                user: None,
+                ..process
+            };
+            self.processes.insert(child, child_process);
         }
     }
 
@@ -84,8 +123,8 @@ impl WorkLooks {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let now = Instant::now();
         if inspect::is_named_asyncio(Path::new(path)) || !self.spans.is_known(dev, inode, path, now) {
-            (process.mapped, process.is_new, process.changes) = (now, true, true);
-            process.due = process.due.min(now + BURST).max(process.not_before);
+            process.mapped = now;
+            process.changed(now);
         }
     }
 
@@ -93,8 +132,7 @@ impl WorkLooks {
     pub fn lost(&mut self) {
         let now = Instant::now();
         for process in self.processes.values_mut() {
-            (process.is_new, process.changes) = (true, true);
-            process.due = process.due.min(now + BURST).max(process.not_before);
+            process.changed(now);
         }
     }
 
@@ -108,8 +146,12 @@ impl WorkLooks {
         Some(due.saturating_duration_since(Instant::now()))
     }
 
+    /// Those that are due, and if there are any, those that may be looked at with them.
     fn due(&self, now: Instant) -> Vec<u32> {
-        self.processes.iter().filter(|(_, process)| process.due <= now).map(|(&pid, _)| pid).collect()
+        if !self.processes.values().any(|process| process.due <= now) {
+            return Vec::new();
+        }
+        self.processes.iter().filter(|(_, process)| process.due_with_others <= now).map(|(&pid, _)| pid).collect()
     }
 }
 
@@ -128,7 +170,7 @@ impl Follower {
                 if process.changes {
                     ledger::put_off(Work::Look, pid, user);
                 }
-                process.due = now + LATER;
+                process.rest(now, LATER);
                 continue;
             }
             let worked = ledger::thread_time();
@@ -137,13 +179,18 @@ impl Follower {
             let Some(process) = self.work.processes.get_mut(&pid) else { continue };
             match published {
                 Some((published, imports)) => {
+                    // One that is not about to publish anything has been quiet for as long as it has run, for all that is known.
+                    if process.is_old && !imports && published.is_none() {
+                        process.mapped = began(pid).unwrap_or(process.mapped);
+                    }
+                    process.is_old = false;
                     let quiet = now.saturating_duration_since(process.mapped);
                     let again = published.again_after(quiet);
-                    process.due = now + if imports { again.min(quiet.max(YOUNG)) } else { again };
+                    process.rest(now, if imports { again.min(quiet.max(YOUNG)) } else { again });
                     (process.published, process.is_new) = (Some(published), imports);
                 }
                 // The record of its end will come soon.
-                None => process.due = now + LATER,
+                None => process.rest(now, LATER),
             }
         }
         false
@@ -262,6 +309,13 @@ impl Follower {
     }
 }
 
+/// When a process began.
+fn began(pid: u32) -> Option<Instant> {
+    let start = Duration::from_nanos(RemoteProcess::open(Pid(pid)).ok()?.task_start_ns(pid)?);
+    let age = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?).checked_sub(start)?;
+    Instant::now().checked_sub(age)
+}
+
 /// Whether a process has mapped asyncio's C module.
 fn has_asyncio(maps: &[Mapping]) -> bool {
     maps.iter().filter_map(Mapping::file_path).any(inspect::is_named_asyncio)
@@ -290,5 +344,42 @@ mod tests {
         assert_eq!(changing(&looks), [1], "a child has mapped nothing yet");
         looks.lost();
         assert_eq!(changing(&looks), [1, 2, 3, 4], "what they mapped is not known");
+    }
+
+    /// A look that is not due yet wakes nobody, but is taken with one that is.
+    #[test]
+    fn looks_are_taken_together() {
+        let mut looks = WorkLooks::default();
+        let now = Instant::now();
+        for (pid, seconds) in [(1, 80), (2, 100), (3, 120)] {
+            looks.begin(pid, false);
+            looks.processes.get_mut(&pid).expect("it was begun").rest(now, Duration::from_secs(seconds));
+        }
+        let due = |looks: &WorkLooks, seconds| {
+            let mut pids = looks.due(now + Duration::from_secs(seconds));
+            pids.sort_unstable();
+            pids
+        };
+        assert_eq!(due(&looks, 79), [0; 0]);
+        assert_eq!(due(&looks, 80), [1, 2]);
+        assert_eq!(due(&looks, 90), [1, 2, 3]);
+        // What has just mapped something is given the time to map more, whatever else is due.
+        looks.mapped(3, (8, 1), 5, OsStr::new("/usr/lib/_asyncio.so"));
+        let third = &looks.processes[&3];
+        assert!(third.due_with_others == third.due && third.due < now + Duration::from_secs(60));
+    }
+
+    /// What a child publishes is its own, however long its parent has been quiet.
+    #[test]
+    fn a_child_is_quiet_since_its_fork() {
+        let mut looks = WorkLooks::default();
+        let long_ago = Instant::now().checked_sub(Duration::from_secs(5)).expect("the machine is up");
+        looks.begin(1, false);
+        looks.processes.get_mut(&1).expect("it was begun").mapped = long_ago;
+        let forked = Instant::now();
+        looks.fork(1, 2);
+        let (parent, child) = (&looks.processes[&1], &looks.processes[&2]);
+        assert!(parent.mapped == long_ago && child.mapped >= forked);
+        assert!(parent.is_old && !child.is_old && child.due >= forked + YOUNG);
     }
 }
