@@ -8,11 +8,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use serde::Deserialize;
 use tempfile::TempDir;
 
 use crate::{cache, command, zoo};
+
+/// How often a profiler that goes on is interrupted again, and how long it has to end each time.
+const AGAIN: u32 = 3;
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The other profiler, from PyPI.
 const PY_SPY: &str = "py-spy==0.4.2";
@@ -315,7 +320,12 @@ impl Run {
         self.check()?;
         let Some(child) = self.child.take() else { bail!("{} has ended", self.tool.name()) };
         let pid = i32::try_from(child.id()).context("a pid is no larger")?;
-        kill(Pid::from_raw(pid), Signal::SIGINT).context("cannot interrupt a profiler")?;
+        let child = Pid::from_raw(pid);
+        kill(child, Signal::SIGINT).context("cannot interrupt a profiler")?;
+        if !self.tool.is_ours() && !interrupted(child, PATIENCE)? {
+            kill(child, Signal::SIGKILL).context("cannot kill a profiler")?;
+            bail!("{} does not end when it is interrupted", self.tool.name());
+        }
         let (status, rusage) = wait4(pid).with_context(|| format!("cannot wait for {}", self.tool.name()))?;
         let mut usage = Usage {
             wall: self.started.elapsed(),
@@ -359,6 +369,28 @@ fn py_spy_samples(log: &str) -> Option<u64> {
     after.split_whitespace().next()?.parse().ok()
 }
 
+/// Interrupts a child again if it goes on: Python drops an interrupt that it meets in a destructor. Returns whether it has ended.
+fn interrupted(child: Pid, patience: Duration) -> Result<bool> {
+    for _ in 0..AGAIN {
+        let begun = Instant::now();
+        while begun.elapsed() < patience {
+            if has_ended(child)? {
+                return Ok(true);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        kill(child, Signal::SIGINT).context("cannot interrupt a profiler")?;
+    }
+    Ok(false)
+}
+
+/// Whether a child has ended, without waiting for it.
+fn has_ended(pid: Pid) -> Result<bool> {
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    let status = waitid(Id::Pid(pid), flags).context("cannot look at a profiler")?;
+    Ok(status != WaitStatus::StillAlive)
+}
+
 /// Waits for a child and returns what that child alone has cost: `getrusage` only gives all children together.
 pub(crate) fn wait4(pid: i32) -> std::io::Result<(ExitStatus, libc::rusage)> {
     let mut status = 0;
@@ -386,6 +418,7 @@ pub(super) fn duration(time: libc::timeval) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read as _;
 
     #[test]
     fn py_spy_tells_its_samples() {
@@ -402,5 +435,23 @@ mod tests {
         let (status, usage) = wait4(i32::try_from(child.id()).unwrap()).unwrap();
         assert!(status.success());
         assert!(usage.ru_maxrss > 0);
+    }
+
+    #[test]
+    fn who_drops_an_interrupt_gets_another() {
+        let ends = |trap: &str| {
+            let script = format!("trap '{trap}' INT; echo; while :; do sleep 0.01; done");
+            let mut child = Command::new("sh").args(["-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
+            // It has said how it takes them.
+            child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+            let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+            kill(pid, Signal::SIGINT).unwrap();
+            let ended = interrupted(pid, Duration::from_millis(300)).unwrap();
+            child.kill().unwrap();
+            child.wait().unwrap();
+            ended
+        };
+        assert!(ends("trap - INT"));
+        assert!(!ends(""));
     }
 }
