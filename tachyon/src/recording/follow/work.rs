@@ -73,6 +73,15 @@ pub(super) struct Running {
     pub current_tasks: u64,
 }
 
+/// What a look found.
+struct Looked {
+    published: Published,
+    /// It seems to be importing asyncio.
+    imports: bool,
+    /// asyncio is built in and not used yet: no event tells when it is.
+    may_import: bool,
+}
+
 /// What is known about all recorded processes.
 #[derive(Default)]
 pub(super) struct WorkLooks {
@@ -174,13 +183,13 @@ impl Follower {
                 continue;
             }
             let worked = ledger::thread_time();
-            let published = self.look_at_work_of(pid);
+            let looked = self.look_at_work_of(pid);
             self.queue.spent(pid, user, 2 * ledger::thread_time().saturating_sub(worked), Instant::now());
             let Some(process) = self.work.processes.get_mut(&pid) else { continue };
-            match published {
-                Some((published, imports)) => {
+            match looked {
+                Some(Looked { published, imports, may_import }) => {
                     // One that is not about to publish anything has been quiet for as long as it has run, for all that is known.
-                    if process.is_old && !imports && published.is_none() {
+                    if process.is_old && !imports && !may_import && published.is_none() {
                         process.mapped = began(pid).unwrap_or(process.mapped);
                     }
                     process.is_old = false;
@@ -196,8 +205,8 @@ impl Follower {
         false
     }
 
-    /// What a process publishes, and whether it seems to be importing asyncio; `None`: it is gone, or no longer recorded.
-    fn look_at_work_of(&mut self, pid: u32) -> Option<(Published, bool)> {
+    /// `None`: it is gone, or no longer recorded.
+    fn look_at_work_of(&mut self, pid: u32) -> Option<Looked> {
         let (life, entry) = {
             let kernel = lock(&self.kernel);
             let life = kernel.process(pid)?;
@@ -211,7 +220,7 @@ impl Follower {
         let known = self.work.processes.get(&pid)?;
         let current = known.published.as_ref().filter(|known| known.is_current(&process));
         if let Some(published) = current.filter(|_| !known.is_new) {
-            return Some((published.clone(), false));
+            return Some(Looked { published: published.clone(), imports: false, may_import: false });
         }
         let maps = process.maps().ok()?;
         let published = self.work.spans.look(&process, &maps, Instant::now());
@@ -232,17 +241,19 @@ impl Follower {
         }
         // Its C module is mapped before it can be used.
         let imports = running.asyncio == 0 && has_asyncio(&maps);
-        Some((published, imports))
+        let may_import = running.asyncio == 0 && self.asyncio_is_built_in(&entry);
+        Some(Looked { published, imports, may_import })
+    }
+
+    /// Whether asyncio is built in and has to be looked for: no file is mapped when it is imported, and before 3.14 it publishes no offsets.
+    fn asyncio_is_built_in(&self, entry: &ProcessEntry) -> bool {
+        entry.flags & flags::ASYNCIO_BUILT_IN != 0
+            && lock(&self.registry).layout(entry.layout).is_some_and(|layout| ModuleTasks::of(layout).is_some())
     }
 
     /// Where a process that may have loaded asyncio by now keeps its running tasks.
     fn tasks_of_mapped(&mut self, process: &RemoteProcess, maps: &[Mapping], entry: &ProcessEntry) -> Running {
-        // A built-in asyncio publishes its offsets with the interpreter's own (3.14+), or may be imported at any time.
-        let built_in = || {
-            entry.flags & flags::ASYNCIO_BUILT_IN != 0
-                && lock(&self.registry).layout(entry.layout).is_some_and(|layout| ModuleTasks::of(layout).is_some())
-        };
-        if !has_asyncio(maps) && !built_in() {
+        if !has_asyncio(maps) && !self.asyncio_is_built_in(entry) {
             return Running::default();
         }
         let Ok(Verdict::Python(interpreter)) = inspect::inspect(process, &mut self.cache) else {
