@@ -222,7 +222,7 @@ fn a_process_context_is_read_anew_when_it_changes() {
     assert!(second.is_current(&process) && !first.is_current(&process));
 }
 
-/// A child that publishes a context is soon told by it, however long its parent has had none.
+/// A child that publishes a context is soon known by it, however long its parent has had none.
 #[test]
 fn a_childs_context_is_noticed() {
     let Some(_live) = live() else { return };

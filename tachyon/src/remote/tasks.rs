@@ -2,6 +2,8 @@
 
 use super::status::{parse_ns_pids, parse_stat};
 use super::{RemoteError, RemoteProcess};
+use nix::time::{ClockId, clock_gettime};
+use std::time::Duration;
 
 /// Most threads listed for one process: twice what the default `kernel.threads-max` of a large machine allows.
 const MAX_TASKS: usize = 1 << 17;
@@ -60,6 +62,13 @@ impl RemoteProcess {
         let stat = parse_stat(&self.proc_file(&format!("task/{tid}/stat")).ok()?)?;
         // `USER_HZ` is 100 everywhere.
         Some(stat.start_ticks * 10_000_000)
+    }
+
+    /// How long it has run, to a hundredth of a second; `None` when it has ended.
+    #[must_use]
+    pub fn age(&self) -> Option<Duration> {
+        let began = Duration::from_nanos(self.task_start_ns(self.pid().0)?);
+        Some(Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?).saturating_sub(began))
     }
 
     /// A file of one of its threads in `/proc`.

@@ -9,7 +9,6 @@ use crate::remote::ledger::{self, Work};
 use crate::remote::{Mapping, RemoteProcess};
 use crate::snapshot;
 use crate::types::Pid;
-use nix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::Path;
@@ -51,6 +50,23 @@ struct OfProcess {
 }
 
 impl OfProcess {
+    /// It has just been found; `young`: it has just begun, too.
+    fn new(young: bool) -> Self {
+        let now = Instant::now();
+        let due = if young { now + YOUNG } else { now };
+        Self {
+            published: None,
+            not_before: due,
+            mapped: now,
+            due,
+            due_with_others: due,
+            is_old: !young,
+            is_new: true,
+            changes: false,
+            user: None,
+        }
+    }
+
     /// It has mapped something, or may have.
     fn changed(&mut self, now: Instant) {
         (self.is_new, self.changes, self.is_old) = (true, true, false);
@@ -92,39 +108,13 @@ pub(super) struct WorkLooks {
 impl WorkLooks {
     /// A process runs CPython; schedules its first look.
     pub fn begin(&mut self, pid: u32, young: bool) {
-        let now = Instant::now();
-        let due = if young { now + YOUNG } else { now };
-        let process = OfProcess {
-            published: None,
-            not_before: due,
-            mapped: now,
-            due,
-            due_with_others: due,
-            is_old: !young,
-            is_new: true,
-            changes: false,
-            user: None,
-        };
-        self.processes.insert(pid, process);
+        self.processes.insert(pid, OfProcess::new(young));
     }
 
     /// A child was forked; it has what its parent has, and may publish another context soon.
     pub fn fork(&mut self, parent: u32, child: u32) {
-        let now = Instant::now();
-        let due = now + YOUNG;
-        if let Some(process) = self.processes.get(&parent).cloned() {
-            let child_process = OfProcess {
-                not_before: due,
-                mapped: now,
-                due,
-                due_with_others: due,
-                is_old: false,
-                changes: false,
-                user: None,
-                ..process
-            };
-            self.processes.insert(child, child_process);
-        }
+        let Some(OfProcess { published, is_new, .. }) = self.processes.get(&parent).cloned() else { return };
+        self.processes.insert(child, OfProcess { published, is_new, ..OfProcess::new(true) });
     }
 
     /// A process has mapped a file as executable.
@@ -322,9 +312,7 @@ impl Follower {
 
 /// When a process began.
 fn began(pid: u32) -> Option<Instant> {
-    let start = Duration::from_nanos(RemoteProcess::open(Pid(pid)).ok()?.task_start_ns(pid)?);
-    let age = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?).checked_sub(start)?;
-    Instant::now().checked_sub(age)
+    Instant::now().checked_sub(RemoteProcess::open(Pid(pid)).ok()?.age()?)
 }
 
 /// Whether a process has mapped asyncio's C module.

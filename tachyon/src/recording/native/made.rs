@@ -244,9 +244,9 @@ fn perf_map(process: &RemoteProcess) -> Option<MappedFile> {
 /// When a process began, nanoseconds since 1970, erring towards too early: the kernel gives it to a hundredth of a second, and
 /// files carry the time of the last tick.
 fn began_unix_ns(process: &RemoteProcess) -> Option<i128> {
-    let now_ns = |clock| i128::try_from(Duration::from(clock_gettime(clock).ok()?).as_nanos()).ok();
-    let since_boot_ns = i128::from(process.task_start_ns(process.pid().0)?);
-    Some(now_ns(ClockId::CLOCK_REALTIME)? - now_ns(ClockId::CLOCK_BOOTTIME)? + since_boot_ns - 20_000_000)
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_REALTIME).ok()?);
+    let began = now.checked_sub(process.age()? + Duration::from_millis(20))?;
+    i128::try_from(began.as_nanos()).ok()
 }
 
 /// The end of a file, from the start of a line.
