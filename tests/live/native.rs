@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 use tachyon::events::{Event, Events};
 use tachyon::inspect::{self, ElfCache, Verdict};
-use tachyon::kernel::{Kernel, Options, Waits};
+use tachyon::kernel::{Kernel, Options, Waits, processes};
 use tachyon::remote::{Mapping, RemoteProcess};
 use tachyon::types::Pid;
 use tachyon::unwind::UnwindTables;
@@ -101,6 +101,7 @@ impl Sampling {
             awaiting: false,
             thread_times: false,
             events: Vec::new(),
+            processes: processes(Some(1)),
             unwind_memory: Some(8 << 20),
             ring_bytes: 1 << 22,
             pid_namespace: None,

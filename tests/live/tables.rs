@@ -26,6 +26,7 @@ fn loaded(all_python: bool) -> Kernel {
         awaiting: false,
         thread_times: false,
         events: Vec::new(),
+        processes: MAX_PROCESSES,
         unwind_memory: None,
         ring_bytes: 1 << 20,
         pid_namespace: None,

@@ -31,7 +31,7 @@ pub use diagnostics::log_with;
 pub use error::KernelError;
 pub use native::NativeMaps;
 pub use object::{Kernel, LoadTimes};
-pub use options::{Options, ring_bytes};
+pub use options::{Options, processes, ring_bytes};
 pub use perf::{Event, cpus as online_cpus};
 pub use pod::FileKey;
 pub use privileges::{drop_privileges, drop_privileges_but_sampling, make_immediate, make_urgent};

@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 use tachyon_common::event::Counters;
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{
-    CHANGES_BY_USER_SPACE, MAX_ASYNCIO, MAX_GREENLET_PLACES, MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES, MAX_SEEN_THREADS,
-    MAX_SPANS, RULE_SLOTS, THREAD_SLOTS, TOLD_WAITS, UNWATCHED_SLOTS,
+    CHANGES_BY_USER_SPACE, MAX_ASYNCIO, MAX_GREENLET_PLACES, MAX_LAYOUTS, MAX_PROCESSES, MAX_SEEN_THREADS, MAX_SPANS,
+    RULE_SLOTS, THREAD_SLOTS, TOLD_WAITS, UNWATCHED_SLOTS,
 };
 use tachyon_common::process::{Life, ProcessEntry, flags};
 use tachyon_common::segment::{ALL_BANKS, BANKS};
@@ -126,7 +126,7 @@ impl Kernel {
         let native = |entries: u32| if options.unwind_memory.is_some() { entries } else { 1 };
         let seed = config.seed;
         let config = Pod(config);
-        let processes = processes_override().unwrap_or(MAX_PROCESSES);
+        let processes = processes_override().unwrap_or(options.processes);
         let mut ebpf = loader()
             .override_global("CONFIG", &config, true)
             .map_max_entries("PROCESSES", processes)
@@ -140,8 +140,8 @@ impl Kernel {
             .map_max_entries("UNWATCHED", if waits { UNWATCHED_SLOTS } else { 1 })
             .map_max_entries("WAITS_TOLD", if waits { TOLD_WAITS } else { 1 })
             .map_max_entries("LEADERS", if options.pid_namespace.is_some() { MAX_PROCESSES } else { 1 })
-            .map_max_entries("RANGES", native(MAX_RANGES))
-            .map_max_entries("SPACES", native(MAX_PROCESSES))
+            .map_max_entries("RANGES", native(options.ranges()))
+            .map_max_entries("SPACES", native(processes))
             .map_max_entries("RULES", native(RULE_SLOTS))
             .load(&diagnostics::object_or(OBJECT))
             .map_err(|error| KernelError::Load(Box::new(error)))?;
@@ -172,7 +172,7 @@ impl Kernel {
             running: options.waits != Waits::Alone,
             interval: options.interval,
             waits: wait_maps,
-            native: rows.map(|rows| NativeMaps::of(&mut ebpf, rows, MAX_RANGES)).transpose()?,
+            native: rows.map(|rows| NativeMaps::of(&mut ebpf, rows, options.ranges())).transpose()?,
             seed,
             map_bytes,
             load_times: LoadTimes { types, maps: start.elapsed() - types, programs: Duration::ZERO },

@@ -4,6 +4,7 @@ use super::chosen::ChosenEvent;
 use super::waits::Waits;
 use std::time::Duration;
 use tachyon_common::config::flags;
+use tachyon_common::limits::{MAX_PROCESSES, MAX_RANGES, MAX_SPACE_RANGES};
 
 /// Choices fixed at load.
 #[derive(Clone, Debug)]
@@ -30,6 +31,8 @@ pub struct Options {
     pub thread_times: bool,
     /// Events to sample, in place of the clock alone; [`MAX_EVENTS`](tachyon_common::limits::MAX_EVENTS) at most.
     pub events: Vec<ChosenEvent>,
+    /// Processes for which the tables have room ([`processes`]).
+    pub processes: u32,
     /// Bytes for unwind rows, where native stacks are wanted.
     pub unwind_memory: Option<u32>,
     /// Size of the sample ring in bytes, a power of two of whole pages ([`ring_bytes`]).
@@ -62,6 +65,26 @@ impl Options {
     /// their children are told.
     pub(super) const fn events_ring_bytes(&self) -> u32 {
         if self.all_python { 1 << 20 } else { 1 << 18 }
+    }
+
+    /// Ranges of all address spaces together. A process that maps a library has new ones, while those it had rest for a second
+    /// before they are freed: eight times the largest address space, where only a few processes are recorded.
+    pub(super) const fn ranges(&self) -> u32 {
+        if self.processes < MAX_PROCESSES { 8 * (MAX_SPACE_RANGES + 1) } else { MAX_RANGES }
+    }
+}
+
+/// Room for the processes of a recording that only has these from its start to its end, or for as many as there may be. (Each place
+/// takes half a kilobyte in three tables, whether it is used or not.)
+#[must_use]
+pub fn processes(only: Option<usize>) -> u32 {
+    // The profiler's own and those that have just ended have places too, and a hash table is never quite full.
+    const BESIDE: usize = 62;
+    // Their address spaces have room in `Options::ranges`.
+    const FEW: usize = 2;
+    match only {
+        Some(only) if only <= FEW => u32::try_from(2 * only + BESIDE).unwrap_or(MAX_PROCESSES).next_power_of_two(),
+        _ => MAX_PROCESSES,
     }
 }
 

@@ -21,7 +21,7 @@ use super::throttle::Limiter;
 use super::timer::Timer;
 use crate::discover::watch::Watch;
 use crate::events::Reader;
-use crate::kernel::{Kernel, LoadTimes, Options, drop_privileges, make_urgent, ring_bytes};
+use crate::kernel::{Kernel, LoadTimes, Options, drop_privileges, make_urgent, processes, ring_bytes};
 use crate::profile::{Meta, Profile};
 use crate::remote::{End, Patience, own_pid_namespace, prepare_to_read};
 use crate::sinks::Sink;
@@ -94,6 +94,7 @@ impl Request {
             awaiting: request.awaiting,
             thread_times: request.thread_times && request.waits.are_wanted(),
             events: request.events.clone(),
+            processes: processes(request.only()),
             unwind_memory: wanted_native.map(|native| native.unwind_memory),
             ring_bytes: request
                 .ring_bytes

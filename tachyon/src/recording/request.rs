@@ -129,6 +129,16 @@ impl Request {
         Told { arguments: self.arguments, environment: self.label_env }
     }
 
+    /// How many processes are recorded from the start to the end; `None`: others may come.
+    pub(super) fn only(&self) -> Option<usize> {
+        match &self.targets {
+            _ if self.follow_children => None,
+            Targets::Pids(pids) => Some(pids.len()),
+            Targets::Child(_) => Some(1),
+            Targets::AllPython => None,
+        }
+    }
+
     /// Whether samples may come from more than one process: stacks then start with `comm (pid)`.
     #[must_use]
     pub fn many_processes(&self) -> bool {

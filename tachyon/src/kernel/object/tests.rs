@@ -24,6 +24,7 @@ fn the_kernel_accepts_the_object() {
         awaiting: false,
         thread_times: false,
         events: Vec::new(),
+        processes: MAX_PROCESSES,
         unwind_memory: Some(1 << 20),
         ring_bytes: 1 << 20,
         pid_namespace: None,

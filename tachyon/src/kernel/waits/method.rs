@@ -5,7 +5,7 @@
 
 use super::super::error::{KernelError, program_error};
 use super::super::object::Kernel;
-use super::super::options::{Options, ring_bytes};
+use super::super::options::{Options, processes, ring_bytes};
 use super::super::programs::{load_programs, tracepoint};
 use super::{INTERRUPT, KICK, WAKE, Waits};
 use aya::Ebpf;
@@ -59,6 +59,7 @@ pub fn wait_method() -> Result<WaitMethod, KernelError> {
         awaiting: false,
         thread_times: false,
         events: Vec::new(),
+        processes: processes(Some(1)),
         unwind_memory: None,
         ring_bytes: ring_bytes(0.0, 1),
         pid_namespace: None,

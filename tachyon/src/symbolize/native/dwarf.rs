@@ -11,7 +11,7 @@ use object::pod::from_bytes;
 
 use super::demangle::demangle;
 use super::effort::Effort;
-use super::units::{Bytes, Found, Info, Together, Units};
+use super::units::{Bytes, Found, Section, Together, Units};
 use crate::remote::TargetFile;
 use crate::remote::elf::{Elf, ReadAt};
 
@@ -67,7 +67,7 @@ impl Lines {
     /// Reads a file's DWARF; `None` if it has none, has too much, or makes no sense.
     pub(super) fn of_file(file: &Arc<TargetFile>) -> Option<Self> {
         let elf = Elf::parse(&**file).ok()?;
-        let info = elf.section(".debug_info").filter(|section| section.kind != elf::SHT_NOBITS)?;
+        elf.section(".debug_info").filter(|section| section.kind != elf::SHT_NOBITS)?;
         let mut left = MAX_DWARF;
         let mut others = Vec::new();
         for id in USED {
@@ -76,31 +76,35 @@ impl Lines {
             left -= bytes.len() as u64;
             others.push((id, EndianArcSlice::new(bytes, LittleEndian)));
         }
-        let (info, len) = if info.flags & u64::from(elf::SHF_COMPRESSED) == 0 {
-            (Info::File(Arc::clone(file), info.offset), info.size)
-        } else {
-            let unpacked = section(&elf, ".debug_info", left).ok()?;
-            let len = unpacked.len() as u64;
-            left -= len;
-            (Info::Unpacked(unpacked), len)
+        let mut bytes = MAX_DWARF - left;
+        let mut large = |name| -> Option<Section> {
+            let plain = |flags: u64| flags & u64::from(elf::SHF_COMPRESSED) == 0;
+            let found = if let Some(at) = elf.section(name).filter(|at| plain(at.flags) && at.kind != elf::SHT_NOBITS) {
+                Section::File(Arc::clone(file), at.offset, at.size)
+            } else {
+                let unpacked = section(&elf, name, left).ok()?;
+                bytes += unpacked.len() as u64;
+                Section::Unpacked(unpacked)
+            };
+            left = left.checked_sub(found.len())?;
+            Some(found)
         };
-        if len > left && matches!(info, Info::File(..)) {
-            return None;
-        }
+        let (info, lines) = (large(".debug_info")?, large(".debug_line")?);
         let aranges = section(&elf, ".debug_aranges", left.min(MAX_ARANGES)).unwrap_or_default();
-        let kind = match Units::of(info, len, others, EndianArcSlice::new(aranges, LittleEndian)) {
-            Found::Units(units) => Kind::Units(Box::new(units), Arc::clone(file)),
+        let kind = match Units::of(info, lines, others, EndianArcSlice::new(aranges, LittleEndian)) {
+            Found::Units(units) => Kind::Units(units, Arc::clone(file)),
             Found::Together => return Self::whole(&elf),
             Found::Nothing => return None,
         };
-        Some(Self { kind, bytes: usize::try_from(MAX_DWARF - left).ok()? })
+        Some(Self { kind, bytes: usize::try_from(bytes).ok()? })
     }
 
     /// All units at once.
     pub(super) fn whole(elf: &Elf<&TargetFile>) -> Option<Self> {
         let mut left = MAX_DWARF;
         let mut load = |id: SectionId| -> Result<Bytes, TooMuch> {
-            let is_used = matches!(id, SectionId::DebugInfo | SectionId::DebugAranges) || USED.contains(&id);
+            let is_used = matches!(id, SectionId::DebugInfo | SectionId::DebugLine | SectionId::DebugAranges)
+                || USED.contains(&id);
             let bytes = if is_used { section(elf, id.name(), left)? } else { Arc::default() };
             left -= bytes.len() as u64;
             Ok(EndianArcSlice::new(bytes, LittleEndian))
@@ -157,11 +161,10 @@ fn frames(context: &Context<Bytes>, vaddr: u64) -> Vec<SourceFrame> {
     found
 }
 
-/// Sections that lines and inlined functions need, `.debug_info` aside.
-const USED: [SectionId; 8] = [
+/// Sections that lines and inlined functions need, beside `.debug_info` and `.debug_line`, which are read in parts.
+const USED: [SectionId; 7] = [
     SectionId::DebugAbbrev,
     SectionId::DebugAddr,
-    SectionId::DebugLine,
     SectionId::DebugLineStr,
     SectionId::DebugRanges,
     SectionId::DebugRngLists,

@@ -4,8 +4,8 @@
 //! which takes a tenth of a second for CPython's own library.
 //!
 //! `addr2line` parses all units of a file at once, and the parsed abbreviations alone are larger than the DWARF itself. So
-//! it is given one unit at a time, as if there were no other. `.debug_info`, three quarters of the whole, stays in the
-//! file: a unit is read when it is first asked for. Files whose units refer to each other (from link-time optimisation, or
+//! it is given one unit at a time, as if there were no other. `.debug_info` and `.debug_line`, nine tenths of the whole, stay in
+//! the file: a unit and its line program are read when it is first asked for. Files whose units refer to each other (from link-time optimisation, or
 //! packed by `dwz`) cannot be handled here: [`Units::of`] or [`Units::find`] says so.
 
 use std::collections::HashMap;
@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use addr2line::Context;
 use addr2line::gimli::{
-    self, DebugAranges, Dwarf, EndianArcSlice, IncompleteLineProgram, LittleEndian, Reader as _, SectionId, UnitType,
+    self, AttributeValue, DebugAranges, Dwarf, EndianArcSlice, IncompleteLineProgram, LittleEndian, Reader as _,
+    SectionId, UnitType,
 };
 
 use super::effort::Effort;
@@ -39,18 +40,55 @@ const MAX_PROGRAM: usize = 8 << 20;
 /// Memory that a unit takes once its functions, lines and abbreviations are parsed, as a multiple of their size in the file.
 const PARSED: usize = 3;
 
-/// Where `.debug_info` is.
+/// Where a section is.
 #[derive(Debug)]
-pub(super) enum Info {
-    /// In the file, from this offset on.
-    File(Arc<TargetFile>, u64),
+pub(super) enum Section {
+    /// In the file: its offset and its length.
+    File(Arc<TargetFile>, u64, u64),
     /// In memory: it was packed.
     Unpacked(Arc<[u8]>),
 }
 
+impl Section {
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            Self::File(_, _, len) => *len,
+            Self::Unpacked(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// A part of it.
+    fn read(&self, offset: u64, len: u64) -> Option<Arc<[u8]>> {
+        match self {
+            Self::File(file, start, all) => {
+                offset.checked_add(len).filter(|end| end <= all)?;
+                let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, usize::try_from(len).ok()?).collect();
+                file.read_exact_at(start.checked_add(offset)?, Arc::get_mut(&mut bytes)?).ok()?;
+                Some(bytes)
+            }
+            Self::Unpacked(bytes) => {
+                let start = usize::try_from(offset).ok()?;
+                bytes.get(start..start.checked_add(usize::try_from(len).ok()?)?).map(Arc::from)
+            }
+        }
+    }
+
+    /// The length of what begins at an offset with its own length, that field included (DWARF 5, 7.4).
+    fn len_at(&self, offset: u64) -> Option<u64> {
+        let short = u32::from_le_bytes(*self.read(offset, 4)?.first_chunk()?);
+        if short != u32::MAX {
+            return Some(u64::from(short) + 4);
+        }
+        u64::from_le_bytes(*self.read(offset + 4, 8)?.first_chunk()?).checked_add(12)
+    }
+}
+
 /// All units of one file.
 pub(super) struct Units {
-    info: Info,
+    info: Section,
+    lines: Section,
+    /// All of `lines`, while it is found out which unit describes which addresses.
+    all_lines: Option<Bytes>,
     others: Vec<(SectionId, Bytes)>,
     /// In order of the last address.
     places: Vec<Place>,
@@ -78,7 +116,7 @@ pub(super) struct Together;
 /// What a file's DWARF turned out to be.
 pub(super) enum Found {
     /// Units that are independent of each other.
-    Units(Units),
+    Units(Box<Units>),
     /// Units that refer to each other: only all of them together make sense.
     Together,
     /// Nothing usable.
@@ -86,15 +124,16 @@ pub(super) enum Found {
 }
 
 impl Units {
-    /// Finds the units of `.debug_info`, which has `len` bytes; `others` are the other sections, `aranges` is `.debug_aranges`.
-    pub fn of(info: Info, len: u64, others: Vec<(SectionId, Bytes)>, aranges: Bytes) -> Found {
+    /// Finds the units of `.debug_info`; `lines` is `.debug_line`, `others` are the other sections, `aranges` is `.debug_aranges`.
+    pub fn of(info: Section, lines: Section, others: Vec<(SectionId, Bytes)>, aranges: Bytes) -> Found {
         let told = told_by(aranges);
         let start = ledger::thread_time();
         let effort = Effort::default();
-        let mut units = Self { info, others, places: Vec::new(), effort, opened: HashMap::new(), opened_bytes: 0 };
-        let mut offset = 0;
+        let (places, opened, all_lines) = (Vec::new(), HashMap::new(), None);
+        let mut units = Self { info, lines, all_lines, others, places, effort, opened, opened_bytes: 0 };
+        let (mut offset, len) = (0, units.info.len());
         while offset < len {
-            let Some(unit_len) = units.len_at(offset).filter(|unit_len| *unit_len <= len - offset) else { break };
+            let Some(unit_len) = units.info.len_at(offset).filter(|unit_len| *unit_len <= len - offset) else { break };
             let looked = match told.get(&offset) {
                 Some(ranges) => units.take(ranges, offset, unit_len),
                 None => units.look_at(offset, unit_len),
@@ -108,13 +147,14 @@ impl Units {
                 return Found::Nothing;
             }
         }
+        units.all_lines = None;
         units.places.sort_by_key(|place| place.end);
         let mut least = u64::MAX;
         for place in units.places.iter_mut().rev() {
             least = least.min(place.begin);
             place.least = least;
         }
-        if units.places.is_empty() { Found::Nothing } else { Found::Units(units) }
+        if units.places.is_empty() { Found::Nothing } else { Found::Units(Box::new(units)) }
     }
 
     /// The first of the units describing an address in which `frames` finds something.
@@ -143,48 +183,26 @@ impl Units {
 
     fn context(&mut self, place: Place) -> Result<Option<&Context<Bytes>>, Together> {
         if !self.opened.contains_key(&place.offset) {
-            let dwarf = self.dwarf(place.offset, place.len);
+            let (dwarf, len) = self.alone(place.offset, place.len).unzip();
             if dwarf.as_ref().and_then(refers_to_others) == Some(true) {
                 return Err(Together);
             }
             let dwarf = dwarf.filter(|dwarf| self.effort.is_bearable(dwarf));
             let context = dwarf.and_then(|dwarf| Context::from_dwarf(dwarf).ok());
-            self.opened_bytes += place.len as usize * PARSED;
+            self.opened_bytes += len.unwrap_or(place.len) as usize * PARSED;
             self.opened.insert(place.offset, context);
         }
         Ok(self.opened.get(&place.offset).and_then(Option::as_ref))
     }
 
-    /// The length of the unit at an offset, its length field included (DWARF 5, 7.4).
-    fn len_at(&self, offset: u64) -> Option<u64> {
-        let short = u32::from_le_bytes(*self.read(offset, 4)?.first_chunk()?);
-        if short != u32::MAX {
-            return Some(u64::from(short) + 4);
-        }
-        u64::from_le_bytes(*self.read(offset + 4, 8)?.first_chunk()?).checked_add(12)
-    }
-
-    fn read(&self, offset: u64, len: u64) -> Option<Arc<[u8]>> {
-        match &self.info {
-            Info::File(file, start) => {
-                let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, usize::try_from(len).ok()?).collect();
-                file.read_exact_at(start.checked_add(offset)?, Arc::get_mut(&mut bytes)?).ok()?;
-                Some(bytes)
-            }
-            Info::Unpacked(bytes) => {
-                let start = usize::try_from(offset).ok()?;
-                bytes.get(start..start.checked_add(usize::try_from(len).ok()?)?).map(Arc::from)
-            }
-        }
-    }
-
-    /// One unit, as if it were the only one.
-    fn dwarf(&self, offset: u64, len: u64) -> Option<Dwarf<Bytes>> {
-        let unit = EndianArcSlice::new(self.read(offset, len)?, LittleEndian);
+    /// One unit, as if it were the only one, with these lines.
+    fn dwarf(&self, unit: Arc<[u8]>, lines: Bytes) -> Option<Dwarf<Bytes>> {
+        let unit = EndianArcSlice::new(unit, LittleEndian);
         let section = |id| -> Result<Bytes, Infallible> {
             let other = self.others.iter().find(|(other, _)| *other == id);
             Ok(match other {
                 _ if id == SectionId::DebugInfo => unit.clone(),
+                _ if id == SectionId::DebugLine => lines.clone(),
                 Some((_, bytes)) => bytes.clone(),
                 None => EndianArcSlice::new(Arc::default(), LittleEndian),
             })
@@ -192,9 +210,32 @@ impl Units {
         Dwarf::load(section).ok()
     }
 
+    /// One unit and its line program, as if there were nothing else, and their length.
+    fn alone(&self, offset: u64, len: u64) -> Option<(Dwarf<Bytes>, u64)> {
+        let mut unit = self.info.read(offset, len)?;
+        let none = || EndianArcSlice::new(Arc::default(), LittleEndian);
+        let Some((program, place)) = line_program(&self.dwarf(Arc::clone(&unit), none())?) else {
+            return Some((self.dwarf(unit, none())?, len));
+        };
+        let lines = self.lines.read(program, self.lines.len_at(program)?)?;
+        let lines_len = lines.len() as u64;
+        // The program has moved to the beginning of the section.
+        Arc::get_mut(&mut unit)?.get_mut(place)?.fill(0);
+        Some((self.dwarf(unit, EndianArcSlice::new(lines, LittleEndian))?, len + lines_len))
+    }
+
+    /// One unit, and the lines of all.
+    fn among_all_lines(&mut self, offset: u64, len: u64) -> Option<Dwarf<Bytes>> {
+        if self.all_lines.is_none() {
+            let bytes = self.lines.read(0, self.lines.len())?;
+            self.all_lines = Some(EndianArcSlice::new(bytes, LittleEndian));
+        }
+        self.dwarf(self.info.read(offset, len)?, self.all_lines.clone()?)
+    }
+
     /// Notes the addresses of a unit. Returns whether it refers to others; `None`: it makes no sense.
     fn look_at(&mut self, offset: u64, len: u64) -> Option<bool> {
-        let dwarf = self.dwarf(offset, len)?;
+        let dwarf = self.among_all_lines(offset, len)?;
         let header = dwarf.units().next().ok()??;
         match header.type_() {
             UnitType::Type { .. } | UnitType::SplitType { .. } => return Some(false),
@@ -260,6 +301,22 @@ fn told_by(aranges: Bytes) -> HashMap<u64, Vec<Range<u64>>> {
     told
 }
 
+/// Where a unit's line program is in `.debug_line`, and where the unit says so; `None`: it has none, or makes no sense.
+fn line_program(dwarf: &Dwarf<Bytes>) -> Option<(u64, Range<usize>)> {
+    let header = dwarf.units().next().ok()??;
+    let abbreviations = dwarf.abbreviations(&header).ok()?;
+    let mut entries = header.entries_raw(&abbreviations, None).ok()?;
+    let root = entries.read_abbreviation().ok()??;
+    for &specification in root.attributes() {
+        let start = entries.next_offset().0;
+        let attribute = entries.read_attribute(specification).ok()?;
+        if let (gimli::DW_AT_stmt_list, AttributeValue::DebugLineRef(offset)) = (attribute.name(), attribute.value()) {
+            return Some((offset.0 as u64, start..entries.next_offset().0));
+        }
+    }
+    None
+}
+
 /// Whether a unit refers to others, or exists only for others; `None`: it makes no sense.
 fn refers_to_others(dwarf: &Dwarf<Bytes>) -> Option<bool> {
     let header = dwarf.units().next().ok()??;
@@ -286,7 +343,7 @@ fn ends_within_addresses(unit: &gimli::Unit<Bytes>) -> Option<()> {
     entries.next_dfs().ok()??;
     let mut attributes = entries.current()?.attrs();
     while let Some(attribute) = attributes.next().ok()? {
-        if let (gimli::DW_AT_high_pc, gimli::AttributeValue::Udata(size)) = (attribute.name(), attribute.value()) {
+        if let (gimli::DW_AT_high_pc, AttributeValue::Udata(size)) = (attribute.name(), attribute.value()) {
             unit.low_pc.checked_add(size)?;
         }
     }
