@@ -405,8 +405,9 @@ impl Running {
             ));
         }
         // Where the targets wait and what their children do is read before the slower part of the end.
-        let waiting = waiting::place(&self.parts.request.targets, &self.parts.registry);
-        let busy_children = self.parts.children.busy(self.parts.started.elapsed());
+        let elapsed = self.parts.started.elapsed();
+        let waiting = waiting::place(&self.parts.request.targets, &self.parts.registry, elapsed);
+        let busy_children = self.parts.children.busy(elapsed);
         let bank = lock(&self.parts.kernel).bank();
         let (counters, settled) = lock(&self.parts.kernel).bank_counters(bank)?;
         // The last kicks may have been on their way when everything ended.

@@ -17,7 +17,10 @@ pub use window::Windows;
 use self::assembly::Assembly;
 use self::pieces::{Pieces, expression, rows_of};
 use crate::remote::elf::{Elf, ElfError, Load, ReadAt};
-use gimli::{BaseAddresses, CieOrFde, EhFrame, EhFrameHdr, EndianSlice, LittleEndian, Pointer, UnwindSection, Vendor};
+use gimli::{
+    BaseAddresses, CieOrFde, EhFrame, EhFrameHdr, EndianSlice, LittleEndian, Pointer, Register, RegisterRule,
+    UnwindContextStorage, UnwindSection, UnwindTableRow, Vendor,
+};
 use std::collections::HashMap;
 use std::ops::Range;
 use tachyon_common::unwind::{Row, Rule};
@@ -34,6 +37,23 @@ const MAX_RUN: usize = 4;
 
 /// Most shared parts that are kept at hand; real files have some dozens.
 const MAX_SHARED: usize = 4096;
+
+/// Most registers that one function has rules for; one that has more is lost. x86-64 has 17 of them and at most ten vector registers
+/// that a caller wants back; arm64 has 31, a state and 16 vector registers.
+const MAX_REGISTERS: usize = 48;
+
+/// Where a function's rules are while they are run: the library's own place has room for 192 registers, 6 KiB that are copied for
+/// each function.
+#[derive(Debug)]
+struct Registers;
+
+impl UnwindContextStorage<usize> for Registers {
+    type Rules = [(Register, RegisterRule<usize>); MAX_REGISTERS];
+    type Stack = Box<[UnwindTableRow<usize, Self>; 4]>;
+}
+
+/// The rules of some of its addresses.
+type RuleRow = UnwindTableRow<usize, Registers>;
 
 /// The processor that a file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

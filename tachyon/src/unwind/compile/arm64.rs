@@ -1,10 +1,8 @@
 //! Rules of arm64: the CFA, and where `x29` and `x30` were saved, if they were.
 
-use super::{Piece, Slice, Table};
+use super::{Piece, RuleRow, Slice, Table};
 use crate::remote::elf::{Elf, ReadAt};
-use gimli::{
-    AArch64, BaseAddresses, CallFrameInstruction, CfaRule, EhFrame, FrameDescriptionEntry, RegisterRule, UnwindTableRow,
-};
+use gimli::{AArch64, BaseAddresses, CallFrameInstruction, CfaRule, EhFrame, FrameDescriptionEntry, RegisterRule};
 use tachyon_common::unwind::arm64::{self, saved};
 use tachyon_common::unwind::{Row, Rule, kind};
 
@@ -12,7 +10,7 @@ use tachyon_common::unwind::{Row, Rule, kind};
 const MAX_VDSO_CODE: u64 = 64 << 10;
 
 /// The compact form of one row. `outermost` is the result of [`is_outermost`] for its function.
-pub(super) fn compact(row: &UnwindTableRow<usize>, signal: bool, outermost: bool) -> Rule {
+pub(super) fn compact(row: &RuleRow, signal: bool, outermost: bool) -> Rule {
     let place = |register| match row.register(register) {
         RegisterRule::Undefined | RegisterRule::SameValue => Some(None),
         RegisterRule::Offset(offset) => Some(Some(offset)),

@@ -12,9 +12,9 @@
 
 pub(super) mod arm64;
 
-use super::Piece;
+use super::{Piece, RuleRow};
 use crate::remote::elf::{Elf, ReadAt};
-use gimli::{CfaRule, Register, RegisterRule, UnwindTableRow, X86_64};
+use gimli::{CfaRule, Register, RegisterRule, X86_64};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 use std::ops::Range;
 use tachyon_common::unwind::{Rule, UNWIND_CONTEXT};
@@ -34,7 +34,7 @@ pub(super) struct EhReturn {
 
 impl EhReturn {
     /// Takes the next row of the function. True: its rule would lead astray.
-    pub fn take(&mut self, row: &UnwindTableRow<usize>) -> bool {
+    pub fn take(&mut self, row: &RuleRow) -> bool {
         let saved = |register| matches!(row.register(register), RegisterRule::Offset(_));
         self.saves |= saved(X86_64::RAX) && saved(X86_64::RDX);
         let cfa: Option<Register> = match *row.cfa() {

@@ -2,7 +2,7 @@
 
 use super::assembly::Assembly;
 use super::eh_return::{self, EhReturn};
-use super::{MAX_ROWS, Machine, Piece, Slice, Table, arm64, x86_64};
+use super::{MAX_ROWS, Machine, Piece, Registers, Slice, Table, arm64, x86_64};
 use crate::remote::elf::{Elf, ReadAt};
 use gimli::{BaseAddresses, EhFrame, FrameDescriptionEntry, UnwindContext, UnwindExpression};
 use tachyon_common::unwind::{Row, Rule};
@@ -14,7 +14,7 @@ pub(super) struct Pieces<'a, R> {
     section: &'a EhFrame<Slice<'a>>,
     bases: &'a BaseAddresses,
     machine: Machine,
-    context: UnwindContext<usize>,
+    context: UnwindContext<usize, Registers>,
     pieces: Vec<Piece>,
 }
 
@@ -25,7 +25,7 @@ impl<'a, R: ReadAt> Pieces<'a, R> {
         bases: &'a BaseAddresses,
         machine: Machine,
     ) -> Self {
-        Self { elf, section, bases, machine, context: UnwindContext::new(), pieces: Vec::new() }
+        Self { elf, section, bases, machine, context: UnwindContext::new_in(), pieces: Vec::new() }
     }
 
     /// How many there are.

@@ -1,11 +1,11 @@
 //! Rules of x86-64: the CFA, `rbp`, and that the return address lies below the CFA.
 
-use super::{Slice, expression};
-use gimli::{CfaRule, EhFrame, EndianSlice, LittleEndian, RegisterRule, UnwindTableRow, X86_64};
+use super::{RuleRow, Slice, expression};
+use gimli::{CfaRule, EhFrame, EndianSlice, LittleEndian, RegisterRule, X86_64};
 use tachyon_common::unwind::{Rule, kind, saved};
 
 /// The compact form of one row.
-pub(super) fn compact(section: &EhFrame<Slice<'_>>, row: &UnwindTableRow<usize>, signal: bool) -> Rule {
+pub(super) fn compact(section: &EhFrame<Slice<'_>>, row: &RuleRow, signal: bool) -> Rule {
     if signal {
         return signal_return(section, row);
     }
@@ -68,7 +68,7 @@ fn cfa_expression(bytes: &[u8], saved: u32) -> Option<Rule> {
 }
 
 /// A signal trampoline whose registers are where Linux puts them (`struct ucontext` at `rsp`).
-fn signal_return(section: &EhFrame<Slice<'_>>, row: &UnwindTableRow<usize>) -> Rule {
+fn signal_return(section: &EhFrame<Slice<'_>>, row: &RuleRow) -> Rule {
     // `DW_OP_breg7` and an offset as LEB128: 160, 168 and 120 in two bytes each.
     let at = |rule: RegisterRule<usize>, place: &[u8]| match rule {
         RegisterRule::Expression(found) => expression(section, &found) == Some(place),

@@ -2,7 +2,8 @@
 //! sp, sp, x4; ret`, or by `x6`, in an epilogue that may lie elsewhere in the function. Where a throw leads is not read here:
 //! a stack that is met at these instructions is cut.
 
-use gimli::{AArch64, RegisterRule, UnwindTableRow};
+use crate::unwind::compile::RuleRow;
+use gimli::{AArch64, RegisterRule};
 use std::ops::Range;
 
 /// Most instructions from the last call to the function's end; they are some 20.
@@ -38,7 +39,7 @@ const fn effect(word: u32) -> Effect {
 }
 
 /// Whether a row of a function says that it saves the registers that carry an exception.
-pub(in crate::unwind::compile) fn saves(row: &UnwindTableRow<usize>) -> bool {
+pub(in crate::unwind::compile) fn saves(row: &RuleRow) -> bool {
     [AArch64::X0, AArch64::X3].iter().all(|register| matches!(row.register(*register), RegisterRule::Offset(_)))
 }
 
