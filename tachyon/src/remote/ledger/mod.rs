@@ -203,13 +203,26 @@ fn debt_of(debts: &HashMap<u32, Debt>, whose: u32, now: Instant) -> Debt {
     debts.get(&whose).copied().unwrap_or(Debt::none(now))
 }
 
+/// How long a pid is taken to be the same process's: far shorter than it takes until all pids were used.
+const SAME: Duration = Duration::from_millis(50);
+
+/// Whose a process is.
+#[derive(Clone, Copy, Debug)]
+struct User {
+    user: u32,
+    /// When the process started, which distinguishes it from others with its pid.
+    start: u64,
+    /// When that was last looked at.
+    seen: Instant,
+}
+
 /// Everything that is charged.
 #[derive(Debug)]
 pub(super) struct Ledger {
     /// Time spent waiting for reads.
     pub(super) waits: Waits,
     debts: HashMap<Work, Debts>,
-    users: HashMap<u32, (u32, u64)>,
+    users: HashMap<u32, User>,
     told: HashMap<(u32, Work), (u32, Instant)>,
     /// How many others were refused, and when the last one was.
     more: Option<(u64, Instant)>,
@@ -226,22 +239,26 @@ impl Ledger {
 
     /// The user of a process, looked up once.
     fn user(&mut self, pid: Pid) -> u32 {
-        let raw = pid.0;
+        let (raw, now) = (pid.0, Instant::now());
+        let known = self.users.get(&raw).copied();
+        if let Some(known) = known.filter(|known| now.duration_since(known.seen) < SAME) {
+            return known.user;
+        }
         let start = RemoteProcess::at(pid).stat().map_or(0, |stat| stat.start_ticks);
-        match self.users.get(&raw) {
-            Some(&(user, at)) if at == start => user,
-            known => {
+        let user = match known {
+            Some(known) if known.start == start => known.user,
+            _ => {
                 if known.is_some() {
                     self.debts.values_mut().for_each(|debts| debts.forget(raw));
                 }
-                let user = user_of(raw);
                 if self.users.len() >= 16 * MANY {
                     self.users.clear();
                 }
-                self.users.insert(raw, (user, start));
-                user
+                user_of(raw)
             }
-        }
+        };
+        self.users.insert(raw, User { user, start, seen: now });
+        user
     }
 
     fn tell(&mut self, pid: u32, user: u32, work: Work) {
