@@ -5,6 +5,7 @@
 //! in tests over recorded memory, and over `process_vm_readv`. Every `#[repr(C)]` type here spells out its
 //! padding and has its size asserted at compile time.
 #![no_std]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 pub mod budget;
 pub mod codes;
@@ -12,6 +13,7 @@ pub mod config;
 pub mod event;
 pub mod layout;
 pub mod limits;
+pub mod opaque;
 pub mod process;
 pub mod segment;
 pub mod stop;

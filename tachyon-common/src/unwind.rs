@@ -20,6 +20,7 @@ pub use x86_64::{UNWIND_CONTEXT, saved};
 
 use crate::config::machine;
 use crate::limits::{MAX_NATIVE_FRAMES, NATIVE_FRAMES_PER_STEP, RANGE_SEARCH_STEPS, STACK_READ};
+use crate::opaque;
 use crate::stop::StopReason;
 use crate::walk::{Buffer, UserMemory};
 
@@ -230,20 +231,20 @@ impl NativeWalk {
             steps += 1;
             // The state goes through memory at each turn: kept in registers, it would make every path of one turn a
             // state of its own for the verifier in the next.
-            let this = core::hint::black_box(&mut *self);
+            let this = opaque::place(&mut *self);
             if this.stored as usize >= MAX_NATIVE_FRAMES {
                 return Some(StopReason::TooDeep);
             }
             let at = this.ip.wrapping_sub(u64::from(1 - (this.exact & 1)));
             let _zero = this.find(tables, &space, at);
-            let this = core::hint::black_box(&mut *this);
+            let this = opaque::place(&mut *this);
             // What is no code at all was no return address. Where the thread was interrupted is true in any case.
             if this.place == place::UNKNOWN && this.stored > 0 {
                 return Some(StopReason::UnknownCode);
             }
             sink.store(this.stored as usize, at);
             sink.arrived(at, this.sp);
-            let this = core::hint::black_box(&mut *this);
+            let this = opaque::place(&mut *this);
             this.stored += 1;
             if this.place == place::UNKNOWN {
                 return Some(StopReason::UnknownCode);
@@ -285,14 +286,14 @@ impl NativeWalk {
             self.place = place::UNKNOWN;
             return 0;
         }
-        let this = core::hint::black_box(&mut *self);
+        let this = opaque::place(&mut *self);
         if this.range.rows == 0 {
             let stop = this.range.first_row != no_table::FRAME_POINTERS;
             this.place = if stop { place::STOP } else { place::FRAME_POINTERS };
             return 0;
         }
         let _zero = this.find_row(tables, at);
-        let this = core::hint::black_box(&mut *this);
+        let this = opaque::place(&mut *this);
         this.place = place::RULE;
         let rule = Rule(this.row as u32);
         // A gap may be a table that is being written.
@@ -337,7 +338,7 @@ impl NativeWalk {
         if self.load(memory, stack, base.wrapping_add(u64::from(offset))) == 0 {
             return Err(StopReason::UnreadableStack);
         }
-        Ok(core::hint::black_box(&mut *self).word)
+        Ok(opaque::place(&mut *self).word)
     }
 
     /// Finds the range that holds an address: the last one that starts at or below it, if that reaches so far. Gives 1, or 0

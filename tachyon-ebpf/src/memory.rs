@@ -4,6 +4,7 @@ use crate::maps::{LAYOUTS, config};
 use crate::sample::Scratch;
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use tachyon_common::layout::Layout;
+use tachyon_common::opaque;
 use tachyon_common::walk::{CodeBuffer, Content, FrameWalk, Identified, Unreadable, UserMemory};
 
 /// Memory of the interrupted process. Pages that are not present are unreadable: no helper may fault here.
@@ -28,29 +29,39 @@ impl UserMemory for CurrentProcess {
     fn identify(&self, walk: &mut FrameWalk, _layout: &Layout, _seed: u64, code: u64, buffer: &mut CodeBuffer) -> bool {
         // Both are those of this CPU's scratch, which the functions look up themselves: the compiler must not think that they
         // do not change.
-        core::hint::black_box((&mut *walk, &mut *buffer));
+        let (walk, buffer) = (opaque::place(walk), opaque::place(buffer));
         let identified = identify_code(code);
         if identified == Identified::OfAnotherFile as u64 {
             let _zero = identify_file();
         }
-        core::hint::black_box((walk, buffer));
+        let _same = (opaque::place(walk), opaque::place(buffer));
         identified != Identified::Unreadable as u64
     }
 
     #[inline(always)]
     fn hash_pieces(&self, content: &mut Content) {
         // As above.
-        core::hint::black_box(&mut *content);
+        let content = opaque::place(content);
         let _zero = hash_pieces();
-        core::hint::black_box(content);
+        let _same = opaque::place(content);
     }
 
     #[inline(always)]
-    fn hash_piece(&self, content: &mut Content) {
+    fn hash_some_pieces(&self, content: &mut Content) -> bool {
         // As above.
-        core::hint::black_box(&mut *content);
-        let _zero = hash_piece();
-        core::hint::black_box(content);
+        let content = opaque::place(content);
+        let more = hash_some_pieces();
+        let _same = opaque::place(content);
+        more != 0
+    }
+
+    #[inline(always)]
+    fn hash_piece(&self, content: &mut Content) -> bool {
+        // As above.
+        let content = opaque::place(content);
+        let more = hash_piece();
+        let _same = opaque::place(content);
+        more != 0
     }
 }
 
@@ -82,13 +93,20 @@ pub extern "C" fn hash_pieces() -> u64 {
     0
 }
 
-/// [`Content::piece`] of this CPU's scratch, likewise. Always 0.
+/// [`Content::some_pieces`] of this CPU's scratch, likewise: 1 or 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn hash_some_pieces() -> u64 {
+    let Some(state) = Scratch::state() else { return 0 };
+    u64::from(state.code_buffer.content.some_pieces(&CurrentProcess))
+}
+
+/// [`Content::piece`] of this CPU's scratch, likewise: 1 or 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn hash_piece() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
-    state.code_buffer.content.piece(&CurrentProcess);
-    0
+    u64::from(state.code_buffer.content.piece(&CurrentProcess))
 }
 
 /// `value & MASK`, done where it stands: the compiler may neither drop the mask nor move it away from its use, and so

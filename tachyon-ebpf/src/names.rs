@@ -11,6 +11,7 @@ use tachyon_common::layout::Layout;
 use tachyon_common::limits::{
     KNOWN_SLOTS, LINETABLE_CHUNK, MAX_LINETABLE_BYTES, MAX_TEXT_BYTES, SENT_SLOTS, SENT_WAYS,
 };
+use tachyon_common::opaque;
 use tachyon_common::walk::{self, CodeIdentity, lacks};
 
 /// The maps `KNOWN` and `SENT`.
@@ -249,14 +250,14 @@ pub fn send(state: &mut State, layout: &Layout, sample: &SampleRecord, frame: &R
         filename_kind: 1,
         _pad: [0; 2],
     };
-    let record = core::hint::black_box(&mut scratch.record);
+    let record = opaque::place(&mut scratch.record);
     if start == 0 {
         copy_qualname(lacking);
         copy_filename(lacking);
     }
     copy_linetable(lacking);
     // What the three have written.
-    let record = core::hint::black_box(record);
+    let record = opaque::place(record);
     let payload_bytes = record.qualname_bytes + record.filename_bytes + record.linetable_bytes;
     let bytes = (size_of::<CodeRecord>() + payload_bytes as usize + 7) & !7;
     record.header.len = bytes as u32;

@@ -10,6 +10,7 @@ use core::ptr::NonNull;
 use tachyon_common::config::machine;
 use tachyon_common::event::{RawFrame, SampleRecord};
 use tachyon_common::limits::{NATIVE_FRAMES_PER_CALL, NATIVE_FRAMES_PER_STEP, ROWS_PER_CHUNK, RULE_SLOTS};
+use tachyon_common::opaque;
 use tachyon_common::stop::StopReason;
 use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Rule, Tables};
 use tachyon_common::walk::mix;
@@ -111,7 +112,7 @@ impl AddressSink for SampleAddresses<'_> {
     #[inline(always)]
     fn arrived(&mut self, address: u64, sp: u64) {
         // 1 where the stack pointer is not above it, else 0: no branch, for the verifier would follow each.
-        let above = core::hint::black_box(self.entered_at.wrapping_sub(sp) >> 63);
+        let above = opaque::word(self.entered_at.wrapping_sub(sp) >> 63);
         *self.entered += 1 - above as u32;
         if address >= self.evaluator.0 && address < self.evaluator.1 && *self.evaluators < 2 {
             *self.evaluators += 1;

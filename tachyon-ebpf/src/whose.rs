@@ -6,6 +6,7 @@ use crate::memory::{CurrentProcess, masked};
 use crate::sample::{self, Scratch, walk_python_frames};
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::limits::{PY_FRAMES_PER_CALL, PY_FRAMES_PER_PARENT, VARIABLE_SLOTS};
+use tachyon_common::opaque;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{self, ThreadPointer};
 use tachyon_common::whose::{
@@ -107,7 +108,7 @@ fn own_greenlets() -> Option<(&'static mut State, &'static Greenlets, u64)> {
 #[inline(never)]
 pub extern "C" fn begin_greenlets() -> u64 {
     let Some((state, _, address)) = own_greenlets() else { return 0 };
-    u64::from(core::hint::black_box(&mut state.greenlets).begin(&CurrentProcess, address))
+    u64::from(opaque::place(&mut state.greenlets).begin(&CurrentProcess, address))
 }
 
 /// [`GreenletWalk::is_switching`](walk::GreenletWalk::is_switching): 1 or 0. Likewise.
@@ -115,7 +116,7 @@ pub extern "C" fn begin_greenlets() -> u64 {
 #[inline(never)]
 pub extern "C" fn is_switching() -> u64 {
     let Some((state, at, address)) = own_greenlets() else { return 0 };
-    u64::from(core::hint::black_box(&mut state.greenlets).is_switching(&CurrentProcess, at, address))
+    u64::from(opaque::place(&mut state.greenlets).is_switching(&CurrentProcess, at, address))
 }
 
 /// Takes down the next greenlet, with its name. False: there is none.
@@ -139,7 +140,7 @@ pub extern "C" fn look_at_greenlet() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(at) = GREENLETS.get(state.process.greenlets) else { return 0 };
-    let greenlets = core::hint::black_box(&mut state.greenlets);
+    let greenlets = opaque::place(&mut state.greenlets);
     u64::from(greenlets.look(&CurrentProcess, layout, at, &mut state.task_reader))
 }
 
@@ -149,7 +150,7 @@ pub extern "C" fn look_at_greenlet() -> u64 {
 pub extern "C" fn begin_greenlets_name() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
     let Some(at) = GREENLETS.get(state.process.greenlets) else { return 0 };
-    core::hint::black_box(&mut state.greenlets).begin_name(&CurrentProcess, at)
+    opaque::place(&mut state.greenlets).begin_name(&CurrentProcess, at)
 }
 
 /// [`GreenletWalk::look_at_name`](walk::GreenletWalk::look_at_name): 1 or 0. Likewise.
@@ -158,7 +159,7 @@ pub extern "C" fn begin_greenlets_name() -> u64 {
 pub extern "C" fn look_at_greenlets_name() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
-    let greenlets = core::hint::black_box(&mut state.greenlets);
+    let greenlets = opaque::place(&mut state.greenlets);
     u64::from(greenlets.look_at_name(&CurrentProcess, layout, &mut state.task_reader))
 }
 
@@ -169,7 +170,7 @@ pub extern "C" fn take_greenlets_name() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(at) = GREENLETS.get(state.process.greenlets) else { return 0 };
-    let greenlets = core::hint::black_box(&mut state.greenlets);
+    let greenlets = opaque::place(&mut state.greenlets);
     greenlets.take_name(&CurrentProcess, layout, at, &mut state.task_reader);
     0
 }
@@ -179,7 +180,7 @@ pub extern "C" fn take_greenlets_name() -> u64 {
 #[inline(never)]
 pub extern "C" fn go_on_at_parent() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
-    u64::from(core::hint::black_box(&mut state.greenlets).go_on(&mut state.walk))
+    u64::from(opaque::place(&mut state.greenlets).go_on(&mut state.walk))
 }
 
 /// Walks the frames of the running greenlet's parents behind its own.
@@ -232,7 +233,7 @@ pub extern "C" fn begin_current() -> u64 {
     state.whose.task = Task::NONE;
     let dict = state.process.current_tasks;
     state.task_reader.begin();
-    core::hint::black_box(&mut state.current).begin(&CurrentProcess, asyncio, dict);
+    opaque::place(&mut state.current).begin(&CurrentProcess, asyncio, dict);
     0
 }
 
@@ -243,7 +244,7 @@ pub extern "C" fn look_at_current() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
-    let current = core::hint::black_box(&mut state.current);
+    let current = opaque::place(&mut state.current);
     u64::from(current.look(&CurrentProcess, layout, asyncio, &mut state.task_reader, &mut state.walk.tasks))
 }
 
@@ -256,7 +257,7 @@ pub extern "C" fn take_current() -> u64 {
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
     state.whose.flags &= !flags::TASK;
     let met = if state.walk.stored == 0 { 0 } else { state.walk.task_met };
-    let (current, whose) = (core::hint::black_box(&mut state.current), &mut state.whose);
+    let (current, whose) = (opaque::place(&mut state.current), &mut state.whose);
     current.take(&CurrentProcess, layout, asyncio, met, &mut state.task_reader, whose);
     // Who awaits it is not kept there.
     if config!(flags) & config_flags::AWAITING != 0 && whose.flags & flags::TASK != 0 {
@@ -292,7 +293,7 @@ pub extern "C" fn begin_awaiting() -> u64 {
 pub extern "C" fn find_awaiting() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
-    let found = core::hint::black_box(&mut state.awaiting).find(&CurrentProcess, asyncio, &mut state.task_reader);
+    let found = opaque::place(&mut state.awaiting).find(&CurrentProcess, asyncio, &mut state.task_reader);
     found.map_or(0, |set| u64::from(set) + 1)
 }
 
@@ -301,7 +302,7 @@ pub extern "C" fn find_awaiting() -> u64 {
 #[inline(never)]
 pub extern "C" fn look_at_awaiting() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
-    u64::from(core::hint::black_box(&mut state.awaiting).look(&CurrentProcess))
+    u64::from(opaque::place(&mut state.awaiting).look(&CurrentProcess))
 }
 
 /// [`Awaiting::take`](walk::Awaiting::take), likewise.
@@ -311,7 +312,7 @@ pub extern "C" fn take_awaiting() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
-    let (awaiting, running) = (core::hint::black_box(&mut state.awaiting), &mut state.whose.task);
+    let (awaiting, running) = (opaque::place(&mut state.awaiting), &mut state.whose.task);
     u64::from(awaiting.take(&CurrentProcess, layout, asyncio, &mut state.task_reader, running, state.walk.stored))
 }
 
@@ -322,7 +323,7 @@ pub extern "C" fn look_at_coroutine() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
-    u64::from(core::hint::black_box(&mut state.awaiting).coroutine(
+    u64::from(opaque::place(&mut state.awaiting).coroutine(
         &CurrentProcess,
         layout,
         asyncio,
@@ -335,7 +336,7 @@ pub extern "C" fn look_at_coroutine() -> u64 {
 #[inline(never)]
 pub extern "C" fn go_on_at_coroutine() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
-    let frame = core::hint::black_box(&mut state.awaiting).frame();
+    let frame = opaque::place(&mut state.awaiting).frame();
     if frame == 0 {
         return 0;
     }

@@ -112,6 +112,14 @@ impl<const BYTES: usize, const WORDS: usize> Buffer<BYTES, WORDS> {
         self.words[(offset / 8) as usize & (WORDS - 1)]
     }
 
+    /// The word `NTH` words behind an offset, which is a multiple of `8 * N`: one of `N` (a power of two) for which the verifier sees
+    /// one bound.
+    #[inline(always)]
+    pub(super) fn nth_of<const N: usize>(&self, offset: u32, nth: usize) -> u64 {
+        const { assert!(N.is_power_of_two() && N <= WORDS) };
+        self.words[((offset / 8) as usize & (WORDS - N)) + (nth & (N - 1))]
+    }
+
     /// The half word at an offset, which is a multiple of 4.
     #[inline(always)]
     pub(super) fn u32(&self, offset: u32) -> u32 {

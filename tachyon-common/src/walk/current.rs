@@ -7,6 +7,7 @@
 use super::memory::{UserMemory, read_u64, read_words};
 use super::task::TaskReader;
 use crate::layout::Layout;
+use crate::opaque;
 use crate::whose::{Asyncio, MAX_LOOPS, Whose, flags};
 
 /// Most entries of the dictionary that are looked at, newest first: a table that holds four has room for ten.
@@ -98,7 +99,7 @@ impl CurrentTasks {
         let frame = coro.wrapping_add(u64::from(asyncio.coro_frame));
         let frame = if asyncio.coro_points == 0 { frame } else { read_u64(memory, frame, 0).unwrap_or(0) };
         // Read again: the verifier of 5.10 forgets what it knew of a number that was put aside.
-        let at = core::hint::black_box(self.found) as usize & (MAX_LOOPS - 1);
+        let at = opaque::word(u64::from(self.found)) as usize & (MAX_LOOPS - 1);
         self.tasks[at] = task;
         frames[at] = frame;
         self.found += 1;

@@ -7,6 +7,7 @@ use super::memory::{Unreadable, UserMemory, read_u8, read_u64};
 use crate::event::{RawFrame, frame as frame_flags};
 use crate::layout::{Layout, flags};
 use crate::limits::{FRAME_READ, FRAMES_READ, MAX_PY_FRAMES};
+use crate::opaque;
 use crate::stop::StopReason;
 use crate::whose::MAX_LOOPS;
 
@@ -156,57 +157,59 @@ impl FrameWalk {
         if !self.read_frame(memory, layout, frame_buffer) {
             return Some(StopReason::UnreadableFrame);
         }
-        let frame = Frame { buffer: frame_buffer, at: self.at };
+        // What is read again, and what is masked, the verifier does not know more of on one path than on another.
+        let this = opaque::place(&mut *self);
+        let frame = Frame { buffer: frame_buffer, at: this.at };
         let previous = frame.u64(layout.frame_previous);
-        let owner = if Layout::present(layout.frame_owner) { u32::from(frame.u8(layout.frame_owner)) } else { 0 };
-        if self.next == self.gc_frame {
-            self.gc = u32::from(frame_flags::GC);
+        let owner = u32::from(frame.u8(layout.frame_owner)) & mask_of_present(layout.frame_owner);
+        if this.next == this.gc_frame {
+            this.gc = u32::from(frame_flags::GC);
         }
-        let last = (self.stored as usize).wrapping_sub(1);
+        let last = (this.stored as usize).wrapping_sub(1);
         if owner >= layout.owner_shim_min {
             if last < MAX_PY_FRAMES {
                 sink.mark_entry(last);
             }
-            self.shims = self.shims.wrapping_add(1);
-            if self.entry_frame == 0 {
-                self.entry_frame = self.next;
+            this.shims = this.shims.wrapping_add(1);
+            if this.entry_frame == 0 {
+                this.entry_frame = this.next;
             }
-            self.next = previous;
+            this.next = previous;
             return None;
         }
-        if self.stored as usize >= MAX_PY_FRAMES {
+        if this.stored as usize >= MAX_PY_FRAMES {
             return Some(StopReason::TooDeep);
         }
-        self.near = self.next;
+        this.near = this.next;
         let code = frame.u64(layout.frame_code) & !u64::from(layout.stackref_tag_mask);
         // A function that calls itself runs what its caller does.
-        if code != self.identified || code == 0 {
-            if !sink.known(code, &mut self.identity) {
-                if !memory.identify(self, layout, seed, code, code_buffer) {
+        if code != this.identified || code == 0 {
+            if !sink.known(code, &mut this.identity) {
+                if !memory.identify(this, layout, seed, code, code_buffer) {
                     return Some(StopReason::UnreadableCode);
                 }
-                if code_type != 0 && self.identity.ob_type != code_type {
+                if code_type != 0 && this.identity.ob_type != code_type {
                     return Some(StopReason::NotACodeObject);
                 }
             }
-            self.identified = code;
+            this.identified = code;
         }
         let start = match instructions(memory, layout, &frame, code) {
             Ok(start) => start,
             Err(reason) => return Some(reason),
         };
-        let identity = &self.identity;
+        let identity = &this.identity;
         let Some(mut lasti) = lasti(layout, &frame, start, identity.code_units) else {
             return Some(StopReason::BadInstruction);
         };
         let mut opcode = 255;
-        if self.opcodes != 0 {
+        if this.opcodes != 0 {
             opcode = read_u8(memory, frame.u64(layout.frame_instr)).unwrap_or(255);
         }
-        if self.in_trace != 0 {
-            (lasti, opcode, self.in_trace) = (frame_flags::UNKNOWN_LASTI, 255, 0);
+        if this.in_trace != 0 {
+            (lasti, opcode, this.in_trace) = (frame_flags::UNKNOWN_LASTI, 255, 0);
         }
-        let mut flags = self.gc as u8;
+        let mut flags = this.gc as u8;
         if owner == layout.owner_generator {
             flags |= frame_flags::GENERATOR;
         }
@@ -214,25 +217,25 @@ impl FrameWalk {
             flags |= frame_flags::ENTRY;
         }
         sink.store(
-            self.stored as usize,
+            this.stored as usize,
             RawFrame {
                 code,
                 fingerprint: identity.fingerprint,
                 lasti,
                 flags,
                 opcode,
-                shims: (self.shims & 0xffff) as u16,
+                shims: (this.shims & 0xffff) as u16,
             },
             identity,
         );
-        if self.stored == 0 {
-            (self.leaf, self.leafs_caller) = (self.next, previous);
+        if this.stored == 0 {
+            (this.leaf, this.leafs_caller) = (this.next, previous);
         }
-        self.stored += 1;
-        self.meet_task();
-        self.shims = 0;
-        self.gc = 0;
-        self.next = previous;
+        this.stored += 1;
+        this.meet_task();
+        this.shims = 0;
+        this.gc = 0;
+        this.next = previous;
         None
     }
 
@@ -242,18 +245,18 @@ impl FrameWalk {
         if self.tasks[0] == 0 || self.task_met != 0 {
             return;
         }
-        let mut met = u32::from(self.tasks[0] == self.next);
+        let mut met = u64::from(self.tasks[0] == self.next);
         // Most programs have one loop.
         let mut at = if self.tasks[1] == 0 { MAX_LOOPS } else { 1 };
         while at < MAX_LOOPS {
             // All bits set where they differ: no branch, for the verifier would follow each.
             let differs = self.tasks[at] ^ self.next;
-            let differs = ((differs | differs.wrapping_neg()).cast_signed() >> 63) as u32;
-            met = core::hint::black_box(met | (at as u32 + 1) & !differs);
+            let differs = ((differs | differs.wrapping_neg()).cast_signed() >> 63).cast_unsigned();
+            met = opaque::word(met | (at as u64 + 1) & !differs);
             at += 1;
         }
         if met != 0 {
-            (self.task_met, self.task_frames) = (met, self.stored);
+            (self.task_met, self.task_frames) = (met as u32, self.stored);
         }
     }
 
@@ -303,6 +306,12 @@ impl FrameWalk {
         self.identity.read_file(memory, layout, &mut buffer.content);
         self.file = buffer.content.file;
     }
+}
+
+/// All bits where a build has the field at an offset, else none.
+#[inline(always)]
+fn mask_of_present(offset: u32) -> u32 {
+    (opaque::word((u64::from(offset) + 1) >> 32) as u32).wrapping_sub(1)
 }
 
 /// Most bytes read before a frame, so that it and they fit the buffer.

@@ -9,6 +9,7 @@ use super::frames::FrameWalk;
 use super::memory::{Unreadable, UserMemory, read_u64, read_words};
 use super::task::TaskReader;
 use crate::layout::Layout;
+use crate::opaque;
 use crate::whose::{Greenlets, MAX_GREENLETS, NAME_BYTES, Task, flags};
 
 /// Most entries of a greenlet's dictionary that are looked at for its name.
@@ -174,7 +175,7 @@ impl GreenletWalk {
             0
         };
         // Read again: a verifier forgets what it knew of a number that was put aside.
-        let at = core::hint::black_box(self.found) as usize & (MAX_GREENLETS - 1);
+        let at = opaque::word(u64::from(self.found)) as usize & (MAX_GREENLETS - 1);
         self.greenlets[at] = Task { address, flags, ..Task::NONE };
         self.found += 1;
         self.more = 0;

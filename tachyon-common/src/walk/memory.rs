@@ -45,10 +45,16 @@ pub trait UserMemory {
         content.pieces(self);
     }
 
+    /// Hashes some pieces of it: [`Content::some_pieces`], likewise.
+    #[inline(always)]
+    fn hash_some_pieces(&self, content: &mut Content) -> bool {
+        content.some_pieces(self)
+    }
+
     /// Hashes the next piece of it: [`Content::piece`], likewise.
     #[inline(always)]
-    fn hash_piece(&self, content: &mut Content) {
-        content.piece(self);
+    fn hash_piece(&self, content: &mut Content) -> bool {
+        content.piece(self)
     }
 }
 

@@ -7,6 +7,7 @@ use super::memory::UserMemory;
 use super::thread::ThreadPointer;
 use crate::layout::Layout;
 use crate::limits::SLOTS_READ;
+use crate::opaque;
 use crate::unwind::StackBuffer;
 
 /// The interrupted thread's C stack, as far as it is in use.
@@ -100,14 +101,19 @@ pub fn read_slots<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, pointer: 
 #[inline(always)]
 pub(super) fn is_in_slots(slots: &SlotBuffer, tstate: u64) -> bool {
     let mut at = 0;
-    let mut differs = 1;
+    // The sign of what is not equal: no branch, for the verifier would follow each.
+    let mut differs = u64::MAX;
     while at < SLOTS_READ as u32 {
-        // 0 where it is equal, else 1: no branch, for the verifier would follow each.
-        let difference = slots.u64(at) ^ tstate;
-        differs = core::hint::black_box(differs & ((difference | difference.wrapping_neg()) >> 63));
-        at += 8;
+        let mut nth = 0;
+        while nth < 8 {
+            let difference = slots.nth_of::<8>(at, nth) ^ tstate;
+            differs &= difference | difference.wrapping_neg();
+            nth += 1;
+        }
+        differs = opaque::word(differs);
+        at += 64;
     }
-    differs == 0
+    differs >> 63 == 0
 }
 
 /// A look for where a thread's stack refers to a frame object first, from its stack pointer on.
@@ -156,18 +162,25 @@ impl StackScan {
             return;
         }
         // What is found is kept in memory: for the verifier all turns end alike.
-        let this = core::hint::black_box(&mut *self);
+        let this = opaque::place(&mut *self);
+        let frame = this.frame;
         let mut word = 128;
         while word > 0 {
-            word -= 1;
-            let here = start.wrapping_add(word * 8);
-            if buffer.u64((word * 8) as u32) == this.frame && here >= stack.sp {
-                this.place = here;
+            word -= 8;
+            let mut nth = 8;
+            while nth > 0 {
+                nth -= 1;
+                if buffer.nth_of::<8>((word * 8) as u32, nth) == frame {
+                    let here = start.wrapping_add((word + nth as u64) * 8);
+                    if here >= stack.sp {
+                        this.place = here;
+                    }
+                }
             }
         }
         let mut register = 0;
         while register < 16 {
-            if registers[register] == this.frame {
+            if registers[register] == frame {
                 this.place = 1;
             }
             register += 1;
@@ -188,7 +201,7 @@ pub fn references<M: UserMemory + ?Sized>(memory: &M, buffer: &mut StackBuffer, 
     }
     let (mut found, mut word) = (0, 0);
     while word < len as u32 / 8 {
-        let far = core::hint::black_box(buffer.u64(word * 8).wrapping_sub(structure) >> 8);
+        let far = opaque::word(buffer.u64(word * 8).wrapping_sub(structure) >> 8);
         // 1 where it is 0.
         found += 1 - ((far | far.wrapping_neg()) >> 63);
         word += 1;

@@ -9,6 +9,7 @@ use crate::whose;
 use tachyon_common::codes::Codes;
 use tachyon_common::event::{RawFrame, frame, status};
 use tachyon_common::limits::{PY_FRAMES_PER_CALL, PY_FRAMES_PER_STEP};
+use tachyon_common::opaque;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{CodeIdentity, FrameSink, FrameWalk, Link};
 
@@ -31,7 +32,7 @@ impl FrameSink for SampleFrames<'_> {
     #[inline(always)]
     fn known(&mut self, code: u64, identity: &mut CodeIdentity) -> bool {
         let _zero = names::look_up(self.codes, code, identity);
-        core::hint::black_box(&mut *self.codes).known != 0
+        opaque::place(&mut *self.codes).known != 0
     }
 
     #[inline(always)]
@@ -66,7 +67,7 @@ pub extern "C" fn walk_python_frames() -> u64 {
     let mut looks = 0;
     while looks < PY_FRAMES_PER_CALL && ended.is_none() {
         looks += 1;
-        ended = core::hint::black_box(&mut state.walk).frame(
+        ended = opaque::place(&mut state.walk).frame(
             &CurrentProcess,
             layout,
             state.process.code_type,
@@ -86,7 +87,7 @@ pub extern "C" fn walk_python_frames() -> u64 {
 pub extern "C" fn look_at_caller() -> u64 {
     let Some(state) = Scratch::state() else { return Link::NotProven as u64 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return Link::NotProven as u64 };
-    core::hint::black_box(&mut state.walk).look_at_callers(&CurrentProcess, layout, &mut state.frame_buffer) as u64
+    opaque::place(&mut state.walk).look_at_callers(&CurrentProcess, layout, &mut state.frame_buffer) as u64
 }
 
 /// Notes it where the innermost frame has run nothing and is proven to be linked. A global function, likewise.
