@@ -1,7 +1,7 @@
 //! A finished record -> the ring buffer.
 
 use crate::interrupt::Interrupt;
-use crate::maps::{SAMPLES, SCRATCH_BYTES, config};
+use crate::maps::{SAMPLE, SAMPLES, SCRATCH_BYTES, config};
 use crate::memory::masked;
 use crate::sample::{Scratch, lose};
 use crate::whose;
@@ -26,28 +26,38 @@ pub fn emit<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
         bytes += kernel;
     }
     if scratch.state.whose.flags != 0 {
-        bytes += whose::append(bytes);
+        bytes = whose::append_whose(bytes as u64) as usize;
     }
     bytes += ctx.append(bytes);
     #[cfg(feature = "log")]
     crate::diagnostics::tell_stop();
-    let record = &mut scratch.sample.record;
-    record.header.len = bytes as u32;
-    let ring = (&raw const SAMPLES).cast_mut().cast();
-    // The reader polls; it is woken only when the ring fills faster than it polls.
-    // SAFETY: a map of the right type.
-    let waiting = unsafe { bpf_ringbuf_query(ring, AVAIL_DATA) };
-    let wake = if waiting >= u64::from(config!(wake_bytes)) { FORCE_WAKEUP } else { NO_WAKEUP };
-    let from = (&raw mut *scratch.sample).cast();
-    // SAFETY: the scratch value is 32 KiB long and the length is masked below that.
-    let sent = unsafe { bpf_ringbuf_output(ring, from, masked::<0x7fff>(bytes) as u64, wake) };
-    if sent == 0 {
+    if send(bytes as u64) != 0 {
         ctx.sent();
         // Last: the run has come to its end.
         scratch.counters.sent += ctx.weight();
     } else {
         lose(ctx, scratch.counters, LossCause::RingFull);
     }
+}
+
+/// Sends the record and what follows it, `bytes` in all: 1, or 0 where the ring is full. A global function, as
+/// `sample::frames::walk_python_frames` is.
+#[unsafe(export_name = "send_record")]
+#[inline(never)]
+pub extern "C" fn send(bytes: u64) -> u64 {
+    let Some(sample) = SAMPLE.get_ptr_mut(0) else { return 0 };
+    // SAFETY: this CPU's value, see `Scratch::get`.
+    let len = unsafe { &raw mut (*sample).record.header.len };
+    // SAFETY: as above.
+    unsafe { len.write(bytes as u32) };
+    let ring = (&raw const SAMPLES).cast_mut().cast();
+    // The reader polls; it is woken only when the ring fills faster than it polls.
+    // SAFETY: a map of the right type.
+    let waiting = unsafe { bpf_ringbuf_query(ring, AVAIL_DATA) };
+    let wake = if waiting >= u64::from(config!(wake_bytes)) { FORCE_WAKEUP } else { NO_WAKEUP };
+    // SAFETY: the scratch value is 32 KiB long and the length is masked below that.
+    let failed = unsafe { bpf_ringbuf_output(ring, sample.cast(), masked::<0x7fff>(bytes as usize) as u64, wake) };
+    u64::from(failed == 0)
 }
 
 /// Whether the sample ring is less than half full.

@@ -1,22 +1,23 @@
 //! One perf event -> one record.
 
 mod codes;
+mod end;
 mod frames;
 mod search;
 
 pub use codes::name_codes;
+pub use end::{to_holder, to_native};
 pub use frames::{walk_frames, walk_python_frames};
 pub use search::search_threads;
 
-use crate::emit::emit;
 use crate::interrupt::Interrupt;
 use crate::kernel::KernelPtr;
 use crate::lifecycle;
 use crate::maps::{
-    COUNTERS, ENTRIES, FRAME_SLOTS, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_AWAITING, STAGE_BEGIN, STAGE_HOLDER,
-    STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH, STAGE_WALK, STATE, SampleScratch, State, TRACE_HITS, config, repair,
+    COUNTERS, ENTRIES, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_BEGIN, STAGE_NATIVE, STAGE_SEARCH, STAGE_WALK, STATE,
+    SampleScratch, State, TRACE_HITS, config, repair,
 };
-use crate::memory::{CurrentProcess, masked};
+use crate::memory::CurrentProcess;
 use crate::native;
 use crate::stack;
 use crate::thread;
@@ -25,16 +26,16 @@ use crate::whose;
 use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns};
 use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
 use aya_ebpf::programs::TracePointContext;
+use end::{name, stopped};
 use search::enter;
 use tachyon_common::config::{flags as config_flags, machine};
-use tachyon_common::event::{Counters, RecordHeader, SampleRecord, frame, kind, status};
+use tachyon_common::event::{Counters, RecordHeader, SampleRecord, kind, status};
 use tachyon_common::layout::{Layout, flags as layout_flags};
 use tachyon_common::limits::{MAX_EVENTS, MAX_TAIL_CALLS};
 use tachyon_common::process::{Life, flags as process_flags};
 use tachyon_common::segment;
 use tachyon_common::stop::{LossCause, StopReason};
 use tachyon_common::walk::{self, FrameWalk, OwnStack, ThreadPointer, ThreadSearch};
-use tachyon_common::whose::flags as whose_flags;
 
 /// The scratch values of this CPU and the counters, all behind checked lookups.
 pub struct Scratch {
@@ -268,13 +269,47 @@ pub fn begin<C: Interrupt>(
         layout: state.process.layout,
         entered: 0,
     };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else {
-        lose(ctx, scratch.counters, LossCause::Internal);
-        return;
+    let reason = match find_state(ctx, scratch, process, tid) {
+        next::NOTHING => return,
+        next::SEARCH => {
+            go_on(ctx, scratch, STAGE_SEARCH);
+            lose(ctx, scratch.counters, LossCause::Internal);
+            return;
+        }
+        next::LOST => {
+            lose(ctx, scratch.counters, LossCause::Internal);
+            return;
+        }
+        next::WALK => {
+            go_on(ctx, scratch, STAGE_WALK);
+            StopReason::TailCallFailed as u32
+        }
+        reason => reason,
     };
+    stopped(ctx, scratch, reason);
+}
+
+/// What follows a look for the thread's state: one of these, or the number of the reason why there are no frames. (One end of each
+/// program: the verifier follows all that comes after a branch twice.)
+mod next {
+    /// The walk of its frames.
+    pub const WALK: u32 = crate::maps::GOES_ON;
+    /// More of the search.
+    pub const SEARCH: u32 = WALK + 1;
+    /// There is to be no sample.
+    pub const NOTHING: u32 = WALK + 2;
+    /// What should be there is not.
+    pub const LOST: u32 = WALK + 3;
+}
+
+/// Enters the thread's state if it is remembered, or begins to search for it. Gives one of [`next`], or the number of a reason.
+#[inline(always)]
+fn find_state<C: Interrupt>(ctx: &C, scratch: &mut Scratch, process: &Life, tid: u32) -> u32 {
+    let state = &mut *scratch.state;
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return next::LOST };
     if state.thread_pointer.address == 0 {
         // Before the dynamic linker has set one up.
-        return stop(ctx, scratch, StopReason::RuntimeNotInitialized);
+        return StopReason::RuntimeNotInitialized as u32;
     }
     if state.process.spans != 0 {
         whose::read_span();
@@ -283,7 +318,7 @@ pub fn begin<C: Interrupt>(
     let token = thread::token(layout, &state.process, state.thread_starts);
     let (wanted, thread) = ((state.thread_pointer, state.own_stack), &mut state.thread_buffer);
     if let Some(tstate) = thread::remembered(layout, &state.process, tid, wanted, token, thread) {
-        return enter(ctx, scratch, layout, tstate);
+        return enter(scratch, layout, tstate);
     }
     gather_evidence(ctx, layout, state);
     let forked = process.flags & process_flags::FORKED != 0;
@@ -291,11 +326,10 @@ pub fn begin<C: Interrupt>(
         Ok(search) => {
             state.search = search;
             thread::resume(&mut state.search, layout, &state.process, tid, token);
+            next::SEARCH
         }
-        Err(reason) => return stop(ctx, scratch, reason),
+        Err(reason) => reason as u32,
     }
-    go_on(ctx, scratch, STAGE_SEARCH);
-    lose(ctx, scratch.counters, LossCause::Internal);
 }
 
 /// Takes down what a search may ask of the thread: what its C library keeps for it, or its registers.
@@ -375,122 +409,4 @@ fn walk_callers<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     scratch.sample.record.native_frames = 0;
     go_on(ctx, scratch, STAGE_WALK);
     scratch.sample.record.native_stop = StopReason::TailCallFailed as u8;
-}
-
-/// Whether the leaf was being linked to its caller, where the native stack leads to its activation's callers (3.11, 3.12):
-/// what user space finds as well and then leaves these frames out ([`walk::believable_stop`]). One that C may have entered the
-/// evaluator for is left to it.
-#[inline(always)]
-fn is_being_linked(scratch: &Scratch) -> bool {
-    let stored = scratch.state.walk.stored as usize;
-    if scratch.state.process.cframe_offset == 0 || stored == 0 {
-        return false;
-    }
-    let frames = &scratch.sample.frames;
-    // SAFETY: the array's first element.
-    let leaf = unsafe { frames.as_ptr().read() };
-    // SAFETY: masked to a slot of the array.
-    let root = unsafe { frames.as_ptr().add(masked::<{ FRAME_SLOTS as u32 - 1 }>(stored - 1)) };
-    // SAFETY: as above.
-    let root = unsafe { root.read() };
-    let unlinked = leaf.lasti < 0 && scratch.sample.record.status & status::LINKED == 0;
-    let switching = scratch.sample.record.status & status::SWITCHING != 0;
-    (unlinked || root.flags & frame::ENTRY == 0) && leaf.flags & frame::ENTRY == 0 && !switching
-}
-
-/// Notes it where the chain of frames ends because the thread is going from one greenlet to another, and not because a frame was being
-/// linked.
-#[inline(always)]
-fn look_for_switch(scratch: &mut Scratch) {
-    let state = &mut *scratch.state;
-    if state.process.greenlets == 0 || state.walk.stored == 0 || state.walk.entry_frame != 0 {
-        return;
-    }
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return };
-    // Where each chain has such frames (3.12+).
-    let has_shims = !layout.has(layout_flags::FRAME_OBJECTS) && !Layout::present(layout.frame_is_entry);
-    if has_shims && whose::is_switching() != 0 {
-        scratch.sample.record.status |= status::SWITCHING;
-    }
-}
-
-/// Ends the walk of Python frames for a reason and goes on to the native stack.
-#[inline(always)]
-fn stop<C: Interrupt>(ctx: &C, scratch: &mut Scratch, reason: StopReason) {
-    stopped(ctx, scratch, reason as u8);
-}
-
-/// The same, for the number of a reason.
-#[inline(always)]
-fn stopped<C: Interrupt>(ctx: &C, scratch: &mut Scratch, reason: u8) {
-    scratch.sample.record.stop = reason;
-    let state = &mut *scratch.state;
-    if let Some(layout) = LAYOUTS.get(state.process.layout)
-        && !walk::entered_here(layout, state.own_stack, state.walk.entry_frame)
-    {
-        // Another thread runs this state: these frames are that one's, and so is all else that was read in it.
-        state.walk = FrameWalk::default();
-        state.codes.pending_count = 0;
-        state.whose.flags &= !(whose_flags::TASK | whose_flags::GREENLET);
-        let record = &mut scratch.sample.record;
-        record.stop = StopReason::UnknownThread as u8;
-        record.status &= !status::BY_THREAD_STATE;
-        record.interp_id = -1;
-        thread::forget(&state.process, record.tid);
-    }
-    if reason == StopReason::Complete as u8 {
-        look_for_switch(scratch);
-    }
-    if reason == StopReason::Complete as u8 && scratch.state.repair == repair::NONE && is_being_linked(scratch) {
-        scratch.state.repair = repair::WANTED;
-    }
-    if scratch.state.repair == repair::WALKING {
-        scratch.sample.record.stop = StopReason::EnteringEval as u8;
-        if reason == StopReason::Complete as u8 {
-            scratch.sample.record.status |= status::CALLERS;
-        } else {
-            // Whatever lay there was no `cframe`.
-            scratch.state.walk.stored = 0;
-            scratch.state.codes.pending_count = 0;
-        }
-    }
-    scratch.sample.record.root_shims = scratch.state.walk.shims as u8;
-    // Before 3.14, which task runs is not known yet, and those that await it are not.
-    let knows = if scratch.state.process.current_tasks == 0 { whose_flags::TASK } else { 0 };
-    let has_more = scratch.state.whose.flags & (knows | whose_flags::GREENLET) != 0;
-    if config!(flags) & config_flags::AWAITING != 0 && has_more {
-        go_on(ctx, scratch, STAGE_AWAITING);
-    }
-    if scratch.state.process.current_tasks != 0 {
-        whose::take_current();
-    }
-    to_holder(ctx, scratch);
-}
-
-/// Goes on to the frames of another thread, where such are wanted, once this one's have been walked.
-#[inline(always)]
-pub fn to_holder<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
-    if ctx.has_more_python() {
-        go_on(ctx, scratch, STAGE_HOLDER);
-    }
-    to_native(ctx, scratch);
-}
-
-/// Goes on to the native stack, where that is wanted, once Python's has been walked.
-#[inline(always)]
-pub fn to_native<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
-    if config!(flags) & config_flags::NATIVE != 0 {
-        go_on(ctx, scratch, STAGE_NATIVE);
-        scratch.sample.record.native_stop = StopReason::TailCallFailed as u8;
-    }
-    name(ctx, scratch);
-}
-
-/// Goes on to new code objects, if there are any, and emits what there is.
-#[inline(always)]
-fn name<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
-    if scratch.state.codes.pending_count > 0 {
-        go_on(ctx, scratch, STAGE_NAME);
-    }
-    emit(ctx, scratch);
 }

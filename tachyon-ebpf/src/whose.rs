@@ -417,30 +417,31 @@ fn walk_tasks() {
     }
 }
 
-/// Puts it behind what the record has so far, and gives its length in bytes.
-#[inline(always)]
-pub fn append(at: usize) -> usize {
-    let appended = append_whose(at as u64);
-    let mut bytes = appended as usize & 0xff;
-    // Greenlets first.
-    let count = (appended >> 8 & 0xff).min((MAX_GREENLETS + MAX_AWAITING) as u64);
-    let mut tasks = 0;
-    while tasks < count {
-        let task = append_task((at + bytes) as u64, tasks) as usize & 0xff;
-        if task == 0 {
-            break;
-        }
-        bytes += task;
-        tasks += 1;
-    }
-    bytes
-}
-
-/// The same, without greenlets and those that await: how many those are follows from the ninth bit on. A global function: it is verified
-/// once.
+/// Puts it behind what the record has so far, `at` bytes, and gives the length of all. A global function: it is verified once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn append_whose(at: u64) -> u64 {
+    let appended = append_own(at);
+    let mut at = at + (appended & 0xff);
+    // Greenlets first.
+    let (mut tasks, count) = (0, appended >> 8 & 0xff);
+    while tasks < MOST_TASKS && tasks < count {
+        let task = append_task(at, tasks);
+        if task == 0 {
+            break;
+        }
+        at += task;
+        tasks += 1;
+    }
+    at
+}
+
+/// Greenlets and tasks of one record.
+const MOST_TASKS: u64 = (MAX_GREENLETS + MAX_AWAITING) as u64;
+
+/// The same, without greenlets and those that await: how many those are follows from the ninth bit on.
+#[inline(always)]
+fn append_own(at: u64) -> u64 {
     let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     let at = masked::<0x7ff8>(at as usize);
     if at > SCRATCH_BYTES - size_of::<Whose>() {

@@ -1,6 +1,7 @@
 //! The third stage: the thread's Python frames.
 
-use super::{Scratch, go_on, stop, stopped};
+use super::end::stopped;
+use super::{Scratch, go_on};
 use crate::interrupt::Interrupt;
 use crate::maps::{FRAME_SLOTS, GOES_ON, LAYOUTS, STAGE_WALK, config, repair};
 use crate::memory::{CurrentProcess, masked};
@@ -116,16 +117,13 @@ pub extern "C" fn look_at_link() -> u64 {
 #[inline(always)]
 pub fn walk_frames<C: Interrupt>(ctx: &C) {
     let Some(state) = Scratch::state() else { return };
+    // The reason why there is nothing to walk, or `GOES_ON`.
     let begins = core::mem::take(&mut state.begins);
     if begins != 0 {
         whose::read(state);
-        if begins != GOES_ON {
-            let Some(mut scratch) = Scratch::get() else { return };
-            return stopped(ctx, &mut scratch, begins as u8);
-        }
     }
     let mut steps = 0;
-    let mut ended = u64::from(GOES_ON);
+    let mut ended = u64::from(if begins == 0 { GOES_ON } else { begins });
     while steps < PY_FRAMES_PER_STEP / PY_FRAMES_PER_CALL && ended == u64::from(GOES_ON) {
         steps += 1;
         ended = walk_python_frames();
@@ -133,10 +131,9 @@ pub fn walk_frames<C: Interrupt>(ctx: &C) {
     let Some(mut scratch) = Scratch::get() else { return };
     if ended == u64::from(GOES_ON) {
         go_on(ctx, &mut scratch, STAGE_WALK);
-        return stop(ctx, &mut scratch, StopReason::TailCallFailed);
-    }
-    if scratch.state.walk.stored > 0 && scratch.state.repair != repair::WALKING {
+        ended = StopReason::TailCallFailed as u64;
+    } else if scratch.state.walk.stored > 0 && scratch.state.repair != repair::WALKING {
         look_at_link();
     }
-    stopped(ctx, &mut scratch, ended as u8);
+    stopped(ctx, &mut scratch, ended as u32);
 }

@@ -1,6 +1,7 @@
 //! The second stage: which of the interpreter's thread states is this thread's.
 
-use super::{Scratch, go_on, lose, stop, stopped};
+use super::end::stopped;
+use super::{Scratch, go_on, lose, next};
 use crate::interrupt::Interrupt;
 use crate::maps::{LAYOUTS, STAGE_SEARCH, STAGE_WALK, config, repair};
 use crate::memory::CurrentProcess;
@@ -96,41 +97,68 @@ pub fn search_threads<C: Interrupt>(ctx: &C) {
         steps += 1;
         found = look_at_threads();
     }
+    let mut next = searched(found as u32);
     let Some(mut scratch) = Scratch::get() else { return };
-    let state = &mut *scratch.state;
-    let Some(layout) = LAYOUTS.get(state.process.layout) else {
+    if next == u64::from(next::NOTHING) {
+        return;
+    }
+    if next == u64::from(next::LOST) {
         lose(ctx, scratch.counters, LossCause::Internal);
         return;
-    };
-    let tid = scratch.sample.record.tid;
-    if found == result::GOES_ON {
-        state.thread_steps += 1;
-        if state.thread_steps < MAX_THREAD_STEPS {
-            go_on(ctx, &mut scratch, STAGE_SEARCH);
-        }
-        let state = &mut *scratch.state;
-        let token = thread::token(layout, &state.process, state.thread_starts);
-        thread::break_off(&state.search, &state.process, tid, token);
-        return stop(ctx, &mut scratch, StopReason::ThreadListTooLong);
     }
-    if found != result::FOUND && found != result::UNIQUE {
+    if next == u64::from(next::SEARCH) {
+        go_on(ctx, &mut scratch, STAGE_SEARCH);
+        next = break_off();
+    }
+    if next == u64::from(next::WALK) {
+        go_on(ctx, &mut scratch, STAGE_WALK);
+        next = StopReason::TailCallFailed as u64;
+    }
+    stopped(ctx, &mut scratch, next as u32);
+}
+
+/// What follows from what was found, one of [`result`] or the number of a reason: one of [`next`], or likewise. A global function, as
+/// `look_at_thread` is.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn searched(found: u32) -> u64 {
+    let Some(mut scratch) = Scratch::get() else { return u64::from(next::NOTHING) };
+    let state = &mut *scratch.state;
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return u64::from(next::LOST) };
+    let tid = scratch.sample.record.tid;
+    if found == result::GOES_ON as u32 {
+        state.thread_steps += 1;
+        return if state.thread_steps < MAX_THREAD_STEPS { u64::from(next::SEARCH) } else { break_off() };
+    }
+    if found != result::FOUND as u32 && found != result::UNIQUE as u32 {
         thread::start_over(&state.process, tid);
-        return stopped(ctx, &mut scratch, found as u8);
+        return u64::from(found);
     }
     let tstate = state.found;
-    if found == result::UNIQUE {
+    if found == result::UNIQUE as u32 {
         let token = thread::token(layout, &state.process, state.thread_starts);
         thread::remember(&state.process, tid, token, tstate);
     }
     if walk::read_thread(&CurrentProcess, layout, tstate, &mut state.thread_buffer).is_err() {
-        return stop(ctx, &mut scratch, StopReason::UnreadableThread);
+        return StopReason::UnreadableThread as u64;
     }
-    enter(ctx, &mut scratch, layout, tstate);
+    u64::from(enter(&mut scratch, layout, tstate))
 }
 
-/// Takes down the thread's state, which has been copied, and starts the walk.
+/// Remembers where the search stands, and gives the number of the reason. A global function, likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn break_off() -> u64 {
+    let Some((sample, state)) = Scratch::sample_and_state() else { return u64::from(next::NOTHING) };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return u64::from(next::LOST) };
+    let token = thread::token(layout, &state.process, state.thread_starts);
+    thread::break_off(&state.search, &state.process, sample.record.tid, token);
+    StopReason::ThreadListTooLong as u64
+}
+
+/// Takes down the thread's state, which has been copied, and prepares the walk. Gives one of [`next`].
 #[inline(always)]
-pub(super) fn enter<C: Interrupt>(ctx: &C, scratch: &mut Scratch, layout: &Layout, tstate: u64) {
+pub(super) fn enter(scratch: &mut Scratch, layout: &Layout, tstate: u64) -> u32 {
     let state = &mut *scratch.state;
     let record = &mut scratch.sample.record;
     let (thread, interp) = (&state.thread_buffer, &mut state.interp_buffer);
@@ -144,7 +172,7 @@ pub(super) fn enter<C: Interrupt>(ctx: &C, scratch: &mut Scratch, layout: &Layou
     state.codes.enter(layout, process, facts.interp_id, facts.code_generation);
     if config!(flags) & config_flags::GIL_ONLY != 0 && record.status & status::HAS_GIL == 0 {
         scratch.counters.filtered += 1;
-        return;
+        return next::NOTHING;
     }
     if Layout::present(layout.tstate_cframe) {
         state.entered_at = state.thread_buffer.u64(layout.tstate_cframe);
@@ -167,6 +195,5 @@ pub(super) fn enter<C: Interrupt>(ctx: &C, scratch: &mut Scratch, layout: &Layou
         state.walk.opcodes = 1;
     }
     state.walk.enter(layout, &state.thread_buffer);
-    go_on(ctx, scratch, STAGE_WALK);
-    stop(ctx, scratch, StopReason::TailCallFailed);
+    next::WALK
 }
