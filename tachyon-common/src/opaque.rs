@@ -16,6 +16,23 @@ pub fn word(mut word: u64) -> u64 {
     word
 }
 
+/// The smaller of two numbers below 2^63: without a branch, so that the verifier does not tell the one from the other.
+#[inline(always)]
+#[must_use]
+pub fn min(value: u64, limit: u64) -> u64 {
+    let over = value.wrapping_sub(limit);
+    limit.wrapping_add(over & word((over.cast_signed() >> 63).cast_unsigned()))
+}
+
+/// 1 where two words differ, else 0: to be multiplied with. (From 6.18 on the verifier follows both values of what is all bits or
+/// none, where a constant meets it.)
+#[inline(always)]
+#[must_use]
+pub fn differ(a: u64, b: u64) -> u64 {
+    let difference = a ^ b;
+    word(word(difference | difference.wrapping_neg()) >> 63)
+}
+
 /// The same place. What it held is read anew, and what was put there has been written: to the verifier, which does not follow what
 /// lies in maps, all paths that come here are alike.
 #[inline(always)]

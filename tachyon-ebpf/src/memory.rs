@@ -5,7 +5,8 @@ use crate::sample::Scratch;
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use tachyon_common::layout::Layout;
 use tachyon_common::opaque;
-use tachyon_common::walk::{CodeBuffer, Content, FrameWalk, Identified, Unreadable, UserMemory};
+use tachyon_common::unwind::StackBuffer;
+use tachyon_common::walk::{CodeBuffer, Content, FrameWalk, Identified, OwnStack, StackScan, Unreadable, UserMemory};
 
 /// Memory of the interrupted process. Pages that are not present are unreadable: no helper may fault here.
 pub struct CurrentProcess;
@@ -36,6 +37,14 @@ impl UserMemory for CurrentProcess {
         }
         let _same = (opaque::place(walk), opaque::place(buffer));
         identified != Identified::Unreadable as u64
+    }
+
+    #[inline(always)]
+    fn look_at_eight(&self, scan: &mut StackScan, _stack: OwnStack, _buffer: &StackBuffer, eight: u32) {
+        // As above.
+        let scan = opaque::place(scan);
+        let _zero = look_at_eight(eight);
+        let _same = opaque::place(scan);
     }
 
     #[inline(always)]
@@ -81,6 +90,15 @@ pub extern "C" fn identify_file() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     state.walk.identify_file(&CurrentProcess, layout, &mut state.code_buffer);
+    0
+}
+
+/// [`StackScan::look_at_eight`] of this CPU's scratch, likewise. Always 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn look_at_eight(eight: u32) -> u64 {
+    let Some(state) = Scratch::state() else { return 0 };
+    state.search.scan.look_at_eight(state.own_stack, &state.stack_buffer, eight);
     0
 }
 

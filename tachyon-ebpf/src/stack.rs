@@ -8,6 +8,7 @@ use aya_ebpf::helpers::generated::{bpf_probe_read_user, bpf_ringbuf_output};
 use tachyon_common::config::machine;
 use tachyon_common::event::{RecordHeader, StackRecord, kind};
 use tachyon_common::limits::{STACK_COPY, STACK_LOOKS, STACK_PAGE, STACK_PART, STACK_PARTS, STACKS_A_TENTH};
+use tachyon_common::opaque;
 use tachyon_common::stop::StopReason;
 use tachyon_common::unwind::{NativeWalk, may_call};
 
@@ -64,14 +65,15 @@ pub extern "C" fn copy_part(from: u64) -> u64 {
     if !has_room() {
         return 0;
     }
-    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
+    let Some(state) = Scratch::state() else { return 0 };
     let Some(part) = CODE.get_ptr_mut(0) else { return 0 };
     let part = part.cast::<u8>();
     let (mut start, mut bytes, mut pages) = (from, 0, 0);
     while pages < STACK_LOOKS && bytes < STACK_PART {
         pages += 1;
         let at = start.wrapping_add(bytes as u64);
-        let len = (STACK_PAGE - (at as usize & (STACK_PAGE - 1))).min(STACK_PART - bytes);
+        let len =
+            opaque::min((STACK_PAGE - (at as usize & (STACK_PAGE - 1))) as u64, (STACK_PART - bytes) as u64) as usize;
         if at >= state.own_stack.end {
             break;
         }
@@ -91,6 +93,19 @@ pub extern "C" fn copy_part(from: u64) -> u64 {
     if bytes == 0 {
         return 0;
     }
+    send_part(start, bytes as u64);
+    start.wrapping_add(bytes as u64).wrapping_sub(from)
+}
+
+/// Sends as many bytes of the stack from an address on, which have been read. A global function, likewise: how many they are is not
+/// followed. Always 0.
+#[unsafe(export_name = "send_part_of_stack")]
+#[inline(never)]
+pub extern "C" fn send_part(start: u64, bytes: u64) -> u64 {
+    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
+    let Some(part) = CODE.get_ptr_mut(0) else { return 0 };
+    let part = part.cast::<u8>();
+    let bytes = bytes as usize;
     let len = size_of::<StackRecord>() + bytes;
     let header = RecordHeader { kind: kind::STACK, bank: sample.record.header.bank, event: 0, len: len as u32 };
     // SAFETY: the value is larger than a record, aligned as one, and this CPU's alone while the program runs.
@@ -107,7 +122,7 @@ pub extern "C" fn copy_part(from: u64) -> u64 {
     // SAFETY: a map of the right type; the value is 32 KiB long and the length is masked below that. If it does not fit, it is as if it
     // could not be read.
     unsafe { bpf_ringbuf_output(ring, part.cast(), masked::<0x7fff>(len) as u64, NO_WAKEUP) };
-    start.wrapping_add(bytes as u64).wrapping_sub(from)
+    0
 }
 
 /// Bits of the length of a page, or of less.

@@ -323,12 +323,7 @@ pub extern "C" fn look_at_coroutine() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
-    u64::from(opaque::place(&mut state.awaiting).coroutine(
-        &CurrentProcess,
-        layout,
-        asyncio,
-        &mut state.task_reader,
-    ))
+    u64::from(opaque::place(&mut state.awaiting).coroutine(&CurrentProcess, layout, asyncio, &mut state.task_reader))
 }
 
 /// Puts the walk at the next coroutine's frame, if there is one, likewise.

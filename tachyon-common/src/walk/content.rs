@@ -11,6 +11,7 @@ use crate::layout::Layout;
 use crate::limits::{
     FIRST_OF_TABLE, FIRST_OF_TEXT, HASH_PIECE, HASH_PIECES_PER_SAMPLE, MAX_LINETABLE_BYTES, MAX_TEXT_HASHED,
 };
+use crate::opaque;
 
 /// Bits of [`super::CodeIdentity::lacks`]: what could not be read, or not within what one sample may read. It must not be
 /// shown under that identity.
@@ -165,7 +166,7 @@ impl Content {
     /// Reads and hashes the next piece; false: nothing is left. Only to be called by [`UserMemory::hash_piece`].
     #[inline(always)]
     pub fn piece<M: UserMemory + ?Sized>(&mut self, memory: &M) -> bool {
-        let bytes = self.left.min(HASH_PIECE as u32);
+        let bytes = opaque::min(u64::from(self.left), HASH_PIECE as u64) as u32;
         if self.pieces == 0 || self.buffer.fill_at::<M, 0, HASH_PIECE>(memory, self.from, bytes).is_err() {
             (self.failed, self.left) = (1, 0);
             return false;

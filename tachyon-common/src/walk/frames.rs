@@ -249,10 +249,8 @@ impl FrameWalk {
         // Most programs have one loop.
         let mut at = if self.tasks[1] == 0 { MAX_LOOPS } else { 1 };
         while at < MAX_LOOPS {
-            // All bits set where they differ: no branch, for the verifier would follow each.
-            let differs = self.tasks[at] ^ self.next;
-            let differs = ((differs | differs.wrapping_neg()).cast_signed() >> 63).cast_unsigned();
-            met = opaque::word(met | (at as u64 + 1) & !differs);
+            // No branch, for the verifier would follow each.
+            met |= (at as u64 + 1) * (1 - opaque::differ(self.tasks[at], self.next));
             at += 1;
         }
         if met != 0 {

@@ -144,11 +144,11 @@ impl GreenletWalk {
         if !self.read_state(memory, implementation) {
             return false;
         }
-        let without_self = if self.state.u64(8) == address { 0 } else { 8 };
-        let stack = place.stack_state.wrapping_sub(without_self);
+        let stack = place.stack_state.wrapping_sub(self.without_self(address));
+        // Here, where the verifier has not yet followed any branch of what comes.
+        let parent = self.parent(stack.wrapping_add(TOP_FRAME));
         let (start, stop) = (self.state.u64(stack), self.state.u64(stack.wrapping_add(8)));
-        let top = stack.wrapping_add(TOP_FRAME);
-        let frame = self.state.u64(top);
+        let frame = self.state.u64(stack.wrapping_add(TOP_FRAME));
         let is_main = address == self.main;
         // The one that runs has no frame set aside: with one, the thread is just going from one greenlet to another. One that has
         // ended has no start, and one that has not begun has no stop.
@@ -157,7 +157,7 @@ impl GreenletWalk {
             return false;
         }
         if !is_main {
-            let Some(parent) = self.parent(top) else { return false };
+            let Some(parent) = parent else { return false };
             self.next = parent;
         }
         if at == 0 {
@@ -192,8 +192,14 @@ impl GreenletWalk {
         if !self.read_state(memory, implementation) {
             return false;
         }
-        let without_self = if self.state.u64(8) == current { 0 } else { 8 };
+        let without_self = self.without_self(current);
         self.state.u64(place.stack_state.wrapping_sub(without_self).wrapping_add(TOP_FRAME)) != 0
+    }
+
+    /// By how much the fields lie lower where the state does not name its greenlet: 8, or 0 where it does. (No branch, likewise.)
+    #[inline(always)]
+    fn without_self(&self, greenlet: u64) -> u32 {
+        (opaque::differ(self.state.u64(8), greenlet) * 8) as u32
     }
 
     /// It may be the last thing before memory that is not there.
@@ -214,16 +220,16 @@ impl GreenletWalk {
     /// The parent: the greenlet's function is between it and the main greenlet, which follows the Python state.
     #[inline(always)]
     fn parent(&self, top: u32) -> Option<u64> {
+        // The first of the words that is it, or 0: no branch, for the verifier would follow each.
         let mut found = 0;
-        let mut word = 1;
-        while word <= SEARCHED {
-            let at = top.wrapping_add(8 * word);
-            if found == 0 && self.state.u64(at) == self.main {
-                found = at;
-            }
-            word += 1;
+        let mut word = SEARCHED;
+        while word > 0 {
+            let differs = opaque::differ(self.state.u64(top.wrapping_add(8 * word)), self.main);
+            found = found * differs + u64::from(word) * (1 - differs);
+            word -= 1;
         }
-        if found == 0 { None } else { Some(self.state.u64(found.wrapping_add(16))) }
+        let parent = top.wrapping_add(8 * found as u32).wrapping_add(16);
+        if found == 0 { None } else { Some(self.state.u64(parent)) }
     }
 
     /// Begins to look for the name of the greenlet that was found last: in how many entries of its dictionary.

@@ -4,7 +4,9 @@ use super::buffer::CodeBuffer;
 use super::code::Identified;
 use super::content::Content;
 use super::frames::FrameWalk;
+use super::owner::{OwnStack, StackScan};
 use crate::layout::Layout;
+use crate::unwind::StackBuffer;
 
 /// Some of the bytes asked for could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +39,12 @@ pub trait UserMemory {
             Identified::Whole => {}
         }
         true
+    }
+
+    /// Looks at eight words of a piece of the stack: [`StackScan::look_at_eight`], likewise.
+    #[inline(always)]
+    fn look_at_eight(&self, scan: &mut StackScan, stack: OwnStack, buffer: &StackBuffer, eight: u32) {
+        scan.look_at_eight(stack, buffer, eight);
     }
 
     /// Hashes what is left of a long string or line table: [`Content::pieces`], likewise.

@@ -2,7 +2,7 @@
 //!
 //! `PyThreadState.thread_id` is that of the thread that made the state. Another one may run it.
 
-use super::buffer::{SlotBuffer, ThreadBuffer};
+use super::buffer::{Buffer, SlotBuffer, ThreadBuffer};
 use super::memory::UserMemory;
 use super::thread::ThreadPointer;
 use crate::layout::Layout;
@@ -101,19 +101,34 @@ pub fn read_slots<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, pointer: 
 #[inline(always)]
 pub(super) fn is_in_slots(slots: &SlotBuffer, tstate: u64) -> bool {
     let mut at = 0;
-    // The sign of what is not equal: no branch, for the verifier would follow each.
     let mut differs = u64::MAX;
     while at < SLOTS_READ as u32 {
-        let mut nth = 0;
-        while nth < 8 {
-            let difference = slots.nth_of::<8>(at, nth) ^ tstate;
-            differs &= difference | difference.wrapping_neg();
-            nth += 1;
-        }
-        differs = opaque::word(differs);
+        differs = opaque::word(differs & difference_of_eight(slots, at, tstate));
         at += 64;
     }
     differs >> 63 == 0
+}
+
+/// Whether one of the eight words at an offset, a multiple of 64, has this value.
+#[inline(always)]
+fn has_equal<const BYTES: usize, const WORDS: usize>(words: &Buffer<BYTES, WORDS>, at: u32, value: u64) -> bool {
+    opaque::word(difference_of_eight(words, at, value)) >> 63 == 0
+}
+
+/// A word with its sign set where none of those eight has this value: no branch, for the verifier would follow each.
+#[inline(always)]
+fn difference_of_eight<const BYTES: usize, const WORDS: usize>(
+    words: &Buffer<BYTES, WORDS>,
+    at: u32,
+    value: u64,
+) -> u64 {
+    let (mut nth, mut differs) = (0, u64::MAX);
+    while nth < 8 {
+        let difference = words.nth_of::<8>(at, nth) ^ value;
+        differs &= difference | difference.wrapping_neg();
+        nth += 1;
+    }
+    differs
 }
 
 /// A look for where a thread's stack refers to a frame object first, from its stack pointer on.
@@ -164,18 +179,11 @@ impl StackScan {
         // What is found is kept in memory: for the verifier all turns end alike.
         let this = opaque::place(&mut *self);
         let frame = this.frame;
-        let mut word = 128;
-        while word > 0 {
-            word -= 8;
-            let mut nth = 8;
-            while nth > 0 {
-                nth -= 1;
-                if buffer.nth_of::<8>((word * 8) as u32, nth) == frame {
-                    let here = start.wrapping_add((word + nth as u64) * 8);
-                    if here >= stack.sp {
-                        this.place = here;
-                    }
-                }
+        let mut eight = 16;
+        while eight > 0 {
+            eight -= 1;
+            if has_equal(buffer, eight * 64, frame) {
+                memory.look_at_eight(this, stack, buffer, eight);
             }
         }
         let mut register = 0;
@@ -184,6 +192,21 @@ impl StackScan {
                 this.place = 1;
             }
             register += 1;
+        }
+    }
+
+    /// Looks at eight words of the piece that was read last. Only to be called by [`UserMemory::look_at_eight`].
+    #[inline(always)]
+    pub fn look_at_eight(&mut self, stack: OwnStack, buffer: &StackBuffer, eight: u32) {
+        let piece = u64::from(self.piece.wrapping_sub(1));
+        let start = (stack.sp & !1023).wrapping_add(piece * 1024).wrapping_add(u64::from(eight) * 64);
+        let mut word = 8;
+        while word > 0 {
+            word -= 1;
+            let here = start.wrapping_add(u64::from(word) * 8);
+            if buffer.u64(eight.wrapping_mul(64).wrapping_add(word * 8)) == self.frame && here >= stack.sp {
+                self.place = here;
+            }
         }
     }
 }

@@ -122,11 +122,16 @@ pub fn walk_frames<C: Interrupt>(ctx: &C) {
     if begins != 0 {
         whose::read(state);
     }
-    let mut steps = 0;
-    let mut ended = u64::from(if begins == 0 { GOES_ON } else { begins });
-    while steps < PY_FRAMES_PER_STEP / PY_FRAMES_PER_CALL && ended == u64::from(GOES_ON) {
-        steps += 1;
-        ended = walk_python_frames();
+    let mut ended = u64::from(begins);
+    if begins == 0 || begins == GOES_ON {
+        let mut steps = 0;
+        loop {
+            ended = walk_python_frames();
+            steps += 1;
+            if ended != u64::from(GOES_ON) || steps == PY_FRAMES_PER_STEP / PY_FRAMES_PER_CALL {
+                break;
+            }
+        }
     }
     let Some(mut scratch) = Scratch::get() else { return };
     if ended == u64::from(GOES_ON) {
