@@ -24,8 +24,8 @@ pub fn min(value: u64, limit: u64) -> u64 {
     limit.wrapping_add(over & word((over.cast_signed() >> 63).cast_unsigned()))
 }
 
-/// 1 where two words differ, else 0: to be multiplied with. (From 6.18 on the verifier follows both values of what is all bits or
-/// none, where a constant meets it.)
+/// 1 where two words differ, else 0: to be multiplied with. (Hidden twice: the compiler knows what the sign of such a word means, and
+/// what the shifted one is.)
 #[inline(always)]
 #[must_use]
 pub fn differ(a: u64, b: u64) -> u64 {
