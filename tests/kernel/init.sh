@@ -1,41 +1,17 @@
 #!/bin/busybox sh
 # The guest's first process: records a live interpreter and sends what came of it through the second serial line.
 # No step may end the script: what failed is seen in the results, which always travel.
-/bin/busybox --install -s /bin
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t devtmpfs devtmpfs /dev
-mount -t tmpfs tmpfs /tmp
-mount -t tracefs tracefs /sys/kernel/tracing
-exec </dev/console >/dev/console 2>&1
-# `cargo xtask vm-test` looks for this line: what fails before it is not this project's doing.
-echo 'the guest has booted'
-# The line for the results differs between machines: it is an argument of the kernel.
-results=$(tr ' ' '\n' </proc/cmdline | sed -n 's/^results=//p')
-export PATH=/bin:/usr/bin HOME=/tmp
-mkdir -p /tmp/out
-cd /tmp/out || exit
-
-uname -r >kernel
-echo "guest: kernel $(cat kernel), $(cut -d ' ' -f 1 /proc/uptime) s after boot"
-
-# Waits up to 20 s for a line in a file.
-wait_for() {
-    tries=0
-    until grep -q "$1" "$2" 2>/dev/null || [ "$tries" -ge 200 ]; do
-        usleep 100000
-        tries=$((tries + 1))
-    done
-}
+. /guest.sh
+say "kernel $(cat kernel)"
 
 /usr/bin/python3.11 -I -S -X utf8 /known_stack.py >target 2>target.log &
 target=$!
 wait_for ready target
-echo "guest: python has pid $target, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
+say "python has pid $target"
 
 # Whether a thread can be met between its wait and its own code, which the profiler has no part in.
 kick >kick 2>kick.log
-echo "guest: kicked, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
+say 'kicked, the profiler comes next'
 
 # programs PID: a line for each BPF program that a process holds.
 programs() {
@@ -81,12 +57,12 @@ refuses() {
 
 if [ -x /usr/bin/tachyon-bpf ]; then
     tachyon-bpf doctor >doctor 2>&1
-    echo "guest: doctor, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
+    say 'doctor'
     record python --no-native --duration 3s
-    echo "guest: python, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
+    say 'python'
     # With what is the default on this machine: native frames where they can be had.
     record default --native=all --duration 2s
-    echo "guest: default, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
+    say 'default'
     # As many frames as a sample holds, and more: the most tail calls that one takes.
     /usr/bin/python3.11 -I -S -X utf8 /deepest.py >deep 2>deep.log &
     deep=$!
@@ -97,7 +73,7 @@ if [ -x /usr/bin/tachyon-bpf ]; then
         >deepest/record.log 2>&1
     echo $? >deepest/record.status
     kill "$deep"
-    echo "guest: deepest, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
+    say 'deepest'
     # A thread that waits between its turns: whether what the kick meets is the line that waits.
     /usr/bin/python3.11 -I -S -X utf8 /waits.py >waits 2>waits.log &
     waits=$!
@@ -106,26 +82,21 @@ if [ -x /usr/bin/tachyon-bpf ]; then
     tachyon-bpf -p "$waits" --off-cpu --async --frequency 49 --duration 3s -o waiting/out.jsonl --report waiting/report.json \
         >waiting/record.log 2>&1
     echo $? >waiting/record.status
-    echo "guest: waiting, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
+    say 'waiting'
     # Two events that are the same ones: a thread leaves its CPU, counted by perf and as a tracepoint.
     mkdir events
     tachyon-bpf -p "$waits" -e context-switches -e sched:sched_switch --async --duration 2s -o events/out.jsonl \
         --report events/report.json >events/record.log 2>&1
     echo $? >events/record.status
     kill "$waits"
-    echo "guest: recorded, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
+    say 'recorded'
     # A CPU that goes and comes back: what runs on it then is sampled.
     mkdir hotplug
     if [ -w /sys/devices/system/cpu/cpu1/online ]; then
         tachyon-bpf -p "$target" --no-native --frequency 199 -o hotplug/out.jsonl --report hotplug/report.json \
             >hotplug/record.log 2>&1 &
         profiler=$!
-        tries=0
-        # The event is there once all programs are loaded, which takes long here.
-        until { [ -e hotplug/out.jsonl.part ] && ls -l "/proc/$profiler/fd" 2>/dev/null | grep -q perf_event; } || [ "$tries" -ge 900 ]; do
-            usleep 100000
-            tries=$((tries + 1))
-        done
+        wait_until_loaded hotplug/out.jsonl
         sleep 1
         echo 0 >/sys/devices/system/cpu/cpu1/online
         sleep 1
@@ -169,13 +140,4 @@ if [ -x /usr/bin/tachyon-bpf ]; then
     refuses lockdown env
 fi
 kill "$target"
-echo "guest: sending results, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
-dmesg >dmesg
-touch complete
-
-stty -F "/dev/$results" raw -echo
-tar -c -f - . | gzip -c | base64 >"/dev/$results"
-# The serial driver still holds the last bytes when the write returns.
-stty -F "/dev/$results" -echo
-sleep 1
-poweroff -f
+send

@@ -2,8 +2,7 @@
 Python frame, `native NAME` for a C function of `extension.c`, and `above NAME ...` for the C functions that the innermost
 Python frame may be in.
 
-Loads no module but that and those that the interpreter has loaded by itself. With `--modules` it prints the files of the
-latter, which is what a guest needs to run it, and ends.
+Loads no module but that and those that the interpreter has loaded by itself.
 """
 
 import sys
@@ -71,12 +70,8 @@ def announce():
     print("ready", flush=True)
 
 
-if "--modules" in sys.argv:
-    files = {getattr(module, "__file__", None) for module in sys.modules.values()}
-    print(*sorted(files - {None, __file__}), sep="\n")
-else:
-    sys.path.insert(0, "/")
-    import extension
+sys.path.insert(0, "/")
+import extension
 
-    announce()
-    main()
+announce()
+main()

@@ -9,7 +9,8 @@ far stand, little endian. THROUGH_C of the frames are called by C code. Ends whe
 WHOSE work it is: `task:N` runs it in an asyncio task that N others await, one another; `loop` in an asyncio loop and in no task;
 `span` in a span of ddtrace, `traced` in one that ddtrace does not publish. `greenlet:N` runs it in a greenlet with N parents beside the
 main one, `named:N` in one with a name of its own; `greenlets` in the main one. The frames that this takes are of the DEPTH. `pipe`: the
-innermost frame does not compute but sends a byte to a child, which sends it back, and counts the ways there and back.
+innermost frame does not compute but sends a byte to a child, which sends it back, and counts the ways there and back. `pauses`: the
+innermost frame works a tenth of the time, 10 ms at a time, and counts how often.
 """
 
 import mmap
@@ -119,6 +120,20 @@ elif whose == "pipe":
             os.read(answered, 1)
             done += 1
             counter[0:8] = done.to_bytes(8, "little")
+
+    chain()()
+elif whose == "pauses":
+    import time
+
+    def leaf(_=0):
+        done = 0
+        while os.getppid() == parent:
+            end = time.monotonic() + 0.01
+            while time.monotonic() < end:
+                pass
+            done += 1
+            counter[0:8] = done.to_bytes(8, "little")
+            time.sleep(0.09)
 
     chain()()
 else:

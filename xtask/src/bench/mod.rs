@@ -59,6 +59,12 @@ pub(crate) struct BenchArgs {
     /// Only what recording with default options costs, beside the other profilers
     #[arg(long, conflicts_with_all = ["tach", "agreement", "whose", "waits"])]
     usual: bool,
+    /// Only these parts of `--usual`
+    #[arg(long, value_name = "PART", value_enum, value_delimiter = ',', requires = "usual", conflicts_with = "write")]
+    usual_only: Vec<usual::Part>,
+    /// This build of the profiler, instead of one that is made now
+    #[arg(long, value_name = "PATH", conflicts_with = "write")]
+    profiler: Option<PathBuf>,
     /// Pairs of windows with and without a profiler, at least 2
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..), conflicts_with = "quick")]
     pairs: u16,
@@ -126,7 +132,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         return put(&args, waits::HEADING, &alone(machine, waits::section(&bench, args.quick)?));
     }
     if args.usual {
-        return put(&args, usual::HEADING, &alone(machine, usual::section(&bench, args.quick)?));
+        return put(&args, usual::HEADING, &alone(machine, usual::section(&bench, args.quick, &args.usual_only)?));
     }
     let nothing = measure::nothing_selected(&bench)?;
     if args.whose {
@@ -144,7 +150,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let agreement = agreement::section(&bench.tools, &bench.python, args.quick)?;
     let page = replace(&results.page(&bench), agreement::HEADING, &agreement);
     let page = replace(&page, whose::HEADING, &whose::section(&bench, nothing, args.quick)?);
-    let page = replace(&page, usual::HEADING, &usual::section(&bench, args.quick)?);
+    let page = replace(&page, usual::HEADING, &usual::section(&bench, args.quick, &args.usual_only)?);
     let page = replace(&page, waits::HEADING, &waits::section(&bench, args.quick)?);
     let section = tach::section(&bench.tools.tachyon, args.quick)?;
     let page = replace(&page, tach::HEADING, &section);
@@ -160,12 +166,20 @@ fn tools_for(args: &BenchArgs, cpus: String) -> Result<(PathBuf, Tools)> {
         None => zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv\nhint: give one with --python")?,
     };
     let tools = Tools {
-        tachyon: tools::build()?,
+        tachyon: profiler(args)?,
         py_spy: tools::py_spy(&python)?,
         cpus,
         work: tempfile::tempdir().context("cannot create a directory for profiles")?,
     };
     Ok((python, tools))
+}
+
+/// The profiler that is measured.
+fn profiler(args: &BenchArgs) -> Result<PathBuf> {
+    match &args.profiler {
+        Some(profiler) => std::path::absolute(profiler).context("the profiler's path is none"),
+        None => tools::build(),
+    }
 }
 
 fn write(page: &str) -> Result<()> {
@@ -179,7 +193,7 @@ fn write(page: &str) -> Result<()> {
 fn one_section(args: &BenchArgs) -> Result<()> {
     command::require_root("loading BPF programs and chroot(2)")?;
     let (heading, section) = if args.tach {
-        (tach::HEADING, tach::section(&tools::build()?, args.quick)?)
+        (tach::HEADING, tach::section(&profiler(args)?, args.quick)?)
     } else {
         let (python, tools) = tools_for(args, String::new())?;
         (agreement::HEADING, agreement::section(&tools, &python, args.quick)?)

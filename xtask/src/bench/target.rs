@@ -11,13 +11,15 @@ use tempfile::{NamedTempFile, TempDir};
 
 use super::probe;
 use crate::command;
+use crate::programs::Program;
 use crate::zoo::Python;
 
-/// A running `xtask/bench/deep.py`; dropping this ends it.
+/// A running `xtask/bench/deep.py`, or another program; dropping this ends it.
 pub(crate) struct Target {
     child: Child,
-    counter: NamedTempFile,
-    /// The program and the counter.
+    /// Other programs have none.
+    counter: Option<NamedTempFile>,
+    /// The program and the counter, or what another program says.
     _dir: TempDir,
 }
 
@@ -83,39 +85,67 @@ impl Target {
         }
         let child = line.stdin(Stdio::null()).spawn();
         let child = child.with_context(|| format!("cannot start {}", python.path.display()))?;
-        let mut target = Self { child, counter, _dir: dir };
-        let patience = Instant::now() + Duration::from_secs(20);
-        while target.iterations()? == 0 {
-            if let Some(status) = target.child.try_wait().context("cannot wait for the target")? {
+        let mut target = Self { child, counter: Some(counter), _dir: dir };
+        target.wait_until(Duration::from_secs(20), |target| Ok(target.iterations()? > 0))?;
+        Ok(target)
+    }
+
+    /// Starts another program on one CPU and waits until it says `ready`. It counts nothing.
+    ///
+    /// # Errors
+    /// It does not start, or ends.
+    pub(crate) fn program(program: &Program, cpu: usize) -> Result<Self> {
+        let dir = tempfile::tempdir().context("cannot create a directory for a target")?;
+        let path = dir.path().join("said");
+        let said = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        // It does not look whether its parent is still there.
+        let mut line = Command::new("setpriv");
+        line.args(["--pdeathsig", "KILL", "taskset", "-c", &cpu.to_string()]).arg(&program.python).args(&program.words);
+        line.env("PYTHONDONTWRITEBYTECODE", "1").stdin(Stdio::null());
+        let child = line.stderr(said.try_clone().context("cannot share a log file")?).stdout(said).spawn();
+        let mut target = Self { child: child.context("cannot start setpriv")?, counter: None, _dir: dir };
+        let says = || std::fs::read_to_string(&path).unwrap_or_default();
+        let is_ready =
+            target.wait_until(Duration::from_secs(300), |_| Ok(says().lines().any(|line| line.starts_with("ready"))));
+        is_ready.with_context(|| format!("it said {:?}", says()))?;
+        Ok(target)
+    }
+
+    fn wait_until(&mut self, patience: Duration, is_so: impl Fn(&Self) -> Result<bool>) -> Result<()> {
+        let begun = Instant::now();
+        while !is_so(self)? {
+            if let Some(status) = self.child.try_wait().context("cannot wait for the target")? {
                 bail!("the target ended before it worked: {status}");
             }
-            if Instant::now() > patience {
-                bail!("the target did nothing for 20 s");
+            if begun.elapsed() > patience {
+                bail!("the target did nothing for {} s", patience.as_secs());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(target)
+        Ok(())
     }
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
+    /// None of a program that does not count.
     fn iterations(&self) -> Result<u64> {
         let mut bytes = [0; 8];
-        let file: &File = self.counter.as_file();
+        let Some(counter) = &self.counter else { return Ok(0) };
+        let file: &File = counter.as_file();
         file.read_exact_at(&mut bytes, 0).context("cannot read the target's counter")?;
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// How far it has got at its next iteration: the kernel adds a wait for the CPU to `run_delay` only once it is over.
+    /// How far it has got at its next iteration, if it counts: the kernel adds a wait for the CPU to `run_delay` only once it is over.
     ///
     /// # Errors
     /// It is gone.
     pub(crate) fn mark(&self) -> Result<Mark> {
         let before = self.iterations()?;
         let patience = Instant::now() + Duration::from_secs(10);
-        while self.iterations()? == before && Instant::now() < patience {
+        while self.counter.is_some() && self.iterations()? == before && Instant::now() < patience {
             std::thread::sleep(Duration::from_micros(100));
         }
         Ok(Mark {

@@ -1,5 +1,10 @@
 //! What recording costs the way people record: with default options, so with native frames, on several interpreters and hosts, beside
-//! the other profilers.
+//! the other profilers. [`rows`] has the profilers side by side, [`many_cpus`] a machine that this one is not, [`energy`] one with hardly
+//! anything to do.
+
+mod energy;
+mod many_cpus;
+mod rows;
 
 use std::fmt::Write as _;
 use std::thread::sleep;
@@ -10,9 +15,9 @@ use anyhow::{Context, Result};
 use super::aims::Aimed;
 use super::measure::{Bench, DEPTH, RATES_HZ, ToolCost};
 use super::stats::median;
-use super::target::{Idle, Shape, Target};
+use super::target::Idle;
 use super::tools::{Aim, Tool};
-use crate::zoo::{self, Python};
+use crate::programs;
 
 /// The section's heading.
 pub(crate) const HEADING: &str = "## With default options\n";
@@ -31,116 +36,123 @@ const STEADY: Duration = Duration::from_secs(8);
 /// How long the recordings last of which a start's cost is taken.
 const SHORT: Duration = Duration::from_millis(500);
 
-/// What a tool costs on an interpreter.
-struct Cost {
-    python: String,
-    of: ToolCost,
+/// A part of the section, for `--usual-only`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    /// All profilers on each interpreter
+    Interpreters,
+    /// Both profilers on a program that trains with torch, whose packages take 7 GiB of the cache
+    Torch,
+    /// A guest with 16 emulated CPUs
+    ManyCpus,
+    /// Short recordings
+    Start,
+    /// Memory
+    Memory,
+    /// A host with many busy processes
+    Busy,
+    /// A host with many idle ones
+    Idle,
+    /// A machine with hardly anything to do: energy and wake-ups
+    Energy,
 }
 
-impl Cost {
-    fn row(&self) -> String {
-        let Self { python, of } = self;
-        let bpf = if of.tool.is_ours() { format!("{:.3} %", of.bpf_share * 100.0) } else { "–".to_owned() };
-        format!(
-            "| {python} | {} | {} Hz | {:.3} % | {bpf} | {:.3} % | {:.1} | {:.2} s of {:.1} s | {:.1} MiB |\n",
-            of.tool.name(),
-            of.rate_hz,
-            of.user_share * 100.0,
-            of.share() * 100.0,
-            of.wakeups_a_second,
-            of.whole.cpu.as_secs_f64(),
-            of.whole.wall.as_secs_f64(),
-            of.whole.peak_rss_bytes as f64 / MIB,
-        )
+impl Part {
+    /// Whether it is measured: one of `only`, or of all if that names none, but for two that `--quick` would not be quick with.
+    fn is_wanted(self, only: &[Self], quick: bool) -> bool {
+        if only.is_empty() { !(quick && matches!(self, Self::Torch | Self::ManyCpus)) } else { only.contains(&self) }
     }
 }
 
-/// The page's section.
+/// The page's section, or some parts of it.
 ///
 /// # Errors
-/// An interpreter is missing, or a profiler failed.
-pub(crate) fn section(bench: &Bench, quick: bool) -> Result<String> {
+/// An interpreter is missing, a package is not available, a guest does not boot, or a profiler failed.
+pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<String> {
     let [low, high] = RATES_HZ;
+    let wanted = |part: Part| part.is_wanted(only, quick);
+    // First what is most likely to fail.
+    let many_cpus = wanted(Part::ManyCpus).then(|| many_cpus::measure(&bench.tools.tachyon)).transpose()?;
+    let torch = wanted(Part::Torch).then(programs::torch).transpose()?;
     let mut page = format!(
         "{HEADING}\nOne busy process of {DEPTH} frames, each profiler with its default options (this one with native frames), watched for \
          {} s from {} s after its start. Wake-ups are voluntary context switches of all its threads. `perf record -g` can only see Python \
          functions of programs that were started with `-X perf`; its own work in the kernel is in no clock of its process. \
-         \"Whole run\" and peak RSS as above.\n\n\
-         | target | profiler | rate | CPU of its process | CPU in BPF | together | wake-ups a second | whole run | peak RSS |\n\
-         |---|---|---:|---:|---:|---:|---:|---:|---:|\n",
+         \"Whole run\" and peak RSS as above.{}\n",
         bench.effort.cost.as_secs_f64(),
         STEADY.as_secs_f64(),
+        if torch.is_some() {
+            " The row with torch is a loop that trains a small network on the CPU, with one thread; the wheel's CUDA libraries are mapped."
+        } else {
+            ""
+        },
     );
-    let costs = costs(bench)?;
-    costs.iter().for_each(|cost| page.push_str(&cost.row()));
-    let ordinary = bench.ordinary().name();
-    let of = |tool, rate_hz| {
-        let is_it = |cost: &&Cost| (cost.of.tool, cost.of.rate_hz) == (tool, rate_hz) && cost.python == ordinary;
-        costs.iter().find(is_it).map(|cost| &cost.of).context("it was measured")
-    };
     let mut aims = Vec::new();
     let mut add = |what: String, value: f64, aim: f64, unit: &'static str, decimals: usize| {
         aims.push(Aimed { what, value, aim, unit, decimals });
     };
-    for (rate_hz, aim) in [(low, 0.2), (high, 0.8)] {
-        let cost = of(Tool::Native, rate_hz)?;
-        add(format!("whole profiler at {rate_hz} Hz, {ordinary}"), cost.share() * 100.0, aim, "% of a core", 3);
-    }
-    let (ours, theirs) = (of(Tool::Native, low)?, of(Tool::PySpy, low)?);
-    add(format!("the same at {low} Hz as a share of py-spy's"), ours.share() / theirs.share() * 100.0, 3.3, "%", 2);
-    add(format!("wake-ups at {low} Hz, {ordinary}"), ours.wakeups_a_second, 5.0, "a second", 1);
-    let start = start(bench)?;
-    add("CPU time of a recording of half a second, start and end included".to_owned(), start, 80.0, "ms", 0);
-    for (pythons, aim) in PYTHONS.into_iter().zip([24.0, 60.0, 100.0]) {
-        let (value, what) = (memory(bench, pythons)?, format!("memory with the maps, Python processes: {pythons}"));
-        add(what, value, aim, "MiB", 1);
-    }
-    let (user, bpf) = busy(bench)?;
-    let host = format!("`--all-python` at {low} Hz, {BUSY} of {PROCESSES} processes busy");
-    add(format!("{host}: CPU of its process, a sample"), user, 25.0, "µs", 1);
-    add(format!("{host}: BPF, a run"), bpf, 10.0, "µs", 1);
-    let many = if quick { PROCESSES } else { MANY_IDLE };
-    let idle = idle(bench, many)?;
-    page.push_str("\n| what | measured | aim | |\n|---|---:|---:|---|\n");
-    aims.iter().for_each(|aimed| page.push_str(&aimed.shown()));
-    // `fmt::Write` for `String` does not fail.
-    let _ = writeln!(
-        page,
-        "\nWith {many} idle Python processes and one busy one, `--all-python` at {low} Hz takes {:.3} % of a core and {:.1} wake-ups \
-         a second.",
-        idle.share() * 100.0,
-        idle.wakeups_a_second,
-    );
-    Ok(page)
-}
-
-/// All tools that fit on each interpreter.
-fn costs(bench: &Bench) -> Result<Vec<Cost>> {
-    let [low, high] = RATES_HZ;
     let mut costs = Vec::new();
-    let pyenv = |minor: &str| zoo::in_pyenv(minor).with_context(|| format!("hint: pyenv install {minor}"));
-    let sid = |minor: &str| zoo::in_sid(minor).context("hint: cargo xtask zoo");
-    let ordinary = bench.ordinary();
-    let rows: [(&Python, &[(Tool, u32)]); 5] = [
-        (&pyenv("3.8")?, &[(Tool::Native, low), (Tool::PySpy, low)]),
-        (&bench.hashed, &[(Tool::Native, low), (Tool::PySpy, low)]),
-        (
-            &ordinary,
-            &[(Tool::Native, low), (Tool::Native, high), (Tool::PySpy, low), (Tool::PySpy, high), (Tool::Perf, low)],
-        ),
-        (&sid("3.14")?, &[(Tool::Native, low), (Tool::Perf, low)]),
-        (&sid("3.15")?, &[(Tool::Native, low), (Tool::SamplingOne, low)]),
-    ];
-    for (python, tools) in rows {
-        for &(tool, rate_hz) in tools {
-            eprintln!("{} at {rate_hz} Hz on {}", tool.name(), python.name());
-            let options: &[&str] = if tool == Tool::Perf { &["-X", "perf"] } else { &[] };
-            let target = Target::start(python, bench.cpu, Shape { options, ..Shape::deep(DEPTH) })?;
-            let of = bench.cost_after(STEADY, tool, Aim::Pid(target.pid()), rate_hz, &target)?;
-            costs.push(Cost { python: python.name(), of });
+    if wanted(Part::Interpreters) {
+        costs = rows::interpreters(bench)?;
+        let ordinary = bench.ordinary().name();
+        let of = |tool, rate_hz| rows::find(&costs, &ordinary, tool, rate_hz).context("it was measured");
+        for (rate_hz, aim) in [(low, 0.2), (high, 0.8)] {
+            let cost = of(Tool::Native, rate_hz)?;
+            add(format!("whole profiler at {rate_hz} Hz, {ordinary}"), cost.share() * 100.0, aim, "% of a core", 3);
+        }
+        let (ours, theirs) = (of(Tool::Native, low)?, of(Tool::PySpy, low)?);
+        add(format!("the same at {low} Hz as a share of py-spy's"), ours.share() / theirs.share() * 100.0, 3.3, "%", 2);
+        add(format!("wake-ups at {low} Hz, {ordinary}"), ours.wakeups_a_second, 5.0, "a second", 1);
+    }
+    if let Some(many_cpus) = &many_cpus {
+        let (what, value) = many_cpus.aimed();
+        add(what, value, 5.0, "a second", 1);
+    }
+    if let Some(torch) = &torch {
+        costs.extend(rows::program(bench, torch)?);
+    }
+    if !costs.is_empty() {
+        page.push_str(&rows::table(&costs));
+    }
+    if wanted(Part::Start) {
+        let start = start(bench)?;
+        add("CPU time of a recording of half a second, start and end included".to_owned(), start, 80.0, "ms", 0);
+    }
+    if wanted(Part::Memory) {
+        for (pythons, aim) in PYTHONS.into_iter().zip([24.0, 60.0, 100.0]) {
+            let (value, what) = (memory(bench, pythons)?, format!("memory with the maps, Python processes: {pythons}"));
+            add(what, value, aim, "MiB", 1);
         }
     }
-    Ok(costs)
+    if wanted(Part::Busy) {
+        let (user, bpf) = busy(bench)?;
+        let host = format!("`--all-python` at {low} Hz, {BUSY} of {PROCESSES} processes busy");
+        add(format!("{host}: CPU of its process, a sample"), user, 25.0, "µs", 1);
+        add(format!("{host}: BPF, a run"), bpf, 10.0, "µs", 1);
+    }
+    if !aims.is_empty() {
+        page.push_str("\n| what | measured | aim | |\n|---|---:|---:|---|\n");
+        aims.iter().for_each(|aimed| page.push_str(&aimed.shown()));
+    }
+    if wanted(Part::Idle) {
+        let many = if quick { PROCESSES } else { MANY_IDLE };
+        let idle = idle(bench, many)?;
+        // `fmt::Write` for `String` does not fail.
+        let _ = writeln!(
+            page,
+            "\nWith {many} idle Python processes and one busy one, `--all-python` at {low} Hz takes {:.3} % of a core and {:.1} wake-ups \
+             a second.",
+            idle.share() * 100.0,
+            idle.wakeups_a_second,
+        );
+    }
+    if let Some(many_cpus) = &many_cpus {
+        page.push_str(&many_cpus.sentences());
+    }
+    if wanted(Part::Energy) {
+        page.push_str(&energy::sentences(bench, quick)?);
+    }
+    Ok(page)
 }
 
 /// Milliseconds of CPU time of a short recording of one process, median of several.
@@ -189,4 +201,23 @@ fn idle(bench: &Bench, pythons: usize) -> Result<ToolCost> {
     let _idle = Idle::pythons(&bench.python, pythons)?;
     sleep(Duration::from_secs(3));
     bench.cost_after(STEADY, Tool::Native, Aim::AllPython, RATES_HZ[0], &target)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum as _;
+
+    #[test]
+    fn what_is_measured() {
+        let parts = |only: &[Part], quick: bool| -> Vec<Part> {
+            Part::value_variants().iter().copied().filter(|part| part.is_wanted(only, quick)).collect()
+        };
+        assert_eq!(parts(&[], false), Part::value_variants());
+        let quick = parts(&[], true);
+        assert_eq!(quick.len() + 2, Part::value_variants().len());
+        assert!(!quick.contains(&Part::Torch) && !quick.contains(&Part::ManyCpus));
+        assert_eq!(parts(&[Part::Torch], true), [Part::Torch]);
+        assert_eq!(parts(&[Part::Energy, Part::Start], false), [Part::Start, Part::Energy]);
+    }
 }

@@ -42,6 +42,27 @@ pub(crate) struct ProgramsArgs {
     list: bool,
 }
 
+/// A program that another task profiles, too.
+pub(crate) struct Program {
+    pub(crate) python: PathBuf,
+    /// After the interpreter. It says `ready` when it has warmed up.
+    pub(crate) words: Vec<PathBuf>,
+    /// The interpreter and the library, for readers.
+    pub(crate) name: String,
+}
+
+/// The program of the row `torch`, with its packages, which are installed if needed.
+///
+/// # Errors
+/// A package is not available.
+pub(crate) fn torch() -> Result<Program> {
+    let venv = venv::Venv::Libraries;
+    let python = venv.python()?;
+    let (_, version) = venv.versions().find(|(name, _)| *name == "torch").context("torch is one of the libraries")?;
+    let words = vec![work::scripts().join("libraries.py"), "torch".into()];
+    Ok(Program { python, words, name: format!("python{}, torch {version}", venv::MINOR) })
+}
+
 /// What is needed to measure rows.
 struct Bench {
     profiler: PathBuf,

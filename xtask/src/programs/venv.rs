@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// The interpreter: wheels are for one minor version, and so are their digests.
-const MINOR: &str = "3.13";
+pub(super) const MINOR: &str = "3.13";
 
 /// A virtual environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

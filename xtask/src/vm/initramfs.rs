@@ -15,36 +15,55 @@ use crate::command::{self, project_root};
 
 const PYTHON: &str = "/usr/bin/python3.11";
 
-/// Builds the archive in `work`; it contains the profiler if one is given. `dir` is the cache.
+/// Programs that an archive is made of and with, and their packages.
+pub(crate) const PROGRAMS: [(&str, &str); 4] =
+    [("busybox", "busybox-static"), ("cpio", "cpio"), ("dpkg-deb", "dpkg"), ("/usr/bin/python3.11", "python3.11")];
+
+/// Prints the files of all modules that are loaded when those named by its arguments are.
+const MODULES: &str = "
+import sys
+for name in sys.argv[1:]: __import__(name)
+files = {getattr(module, '__file__', None) for module in sys.modules.values()}
+print(*sorted(files - {None}), sep='\\n')
+";
+
+/// Builds the archive of `cargo xtask vm-test` in `work`; it contains the profiler if one is given. `dir` is the cache.
 ///
 /// # Errors
 /// A file is missing.
 pub(crate) fn build(dir: &Path, work: &Path, machine: Machine, profiler: Option<&Path>) -> Result<PathBuf> {
-    let root = Root { inside: work.join("root"), from: machine.programs_root(dir)?, machine };
-    for dir in ["bin", "dev", "proc", "sys", "tmp", "usr/bin"] {
-        fs::create_dir_all(root.inside.join(dir)).with_context(|| format!("cannot create the guest's {dir}"))?;
-    }
-    root.add_program(&root.busybox()?, "bin/busybox")?;
-    symlink("busybox", root.inside.join("bin/sh")).context("cannot link the guest's sh")?;
+    let root = Root::begin(dir, work, machine, "init.sh")?;
     if machine == Machine::X86_64 {
         // Drops capabilities, which busybox's own version cannot.
         root.add_program(Path::new("/usr/bin/setpriv"), "usr/bin/setpriv")?;
     }
-    let scripts = project_root().join("tests/kernel");
-    root.add(&scripts.join("init.sh"), "init")?;
-    fs::set_permissions(root.inside.join("init"), fs::Permissions::from_mode(0o755))
-        .context("cannot make init executable")?;
-    let program = scripts.join("known_stack.py");
-    root.add(&program, "known_stack.py")?;
-    root.add(&scripts.join("deepest.py"), "deepest.py")?;
-    root.add(&scripts.join("waits.py"), "waits.py")?;
-    root.add_python(&program)?;
+    for program in ["known_stack.py", "deepest.py", "waits.py"] {
+        root.add(&scripts().join(program), program)?;
+    }
+    root.add_python(&[])?;
     root.add_program(&extension(work, machine)?, "extension.so")?;
     root.add_program(&kick(work, machine)?, "usr/bin/kick")?;
     if let Some(profiler) = profiler {
-        root.add_program(&stripped(profiler, work, machine)?, "usr/bin/tachyon-bpf")?;
+        root.add_profiler(profiler, work)?;
     }
     pack(&root.inside, &work.join("initramfs.cpio"))
+}
+
+/// Builds the archive of a guest of this machine's processor that records the benchmark's target with default options.
+///
+/// # Errors
+/// A file is missing.
+pub(crate) fn build_usual(dir: &Path, work: &Path, profiler: &Path) -> Result<PathBuf> {
+    let root = Root::begin(dir, work, Machine::X86_64, "usual.sh")?;
+    root.add(&project_root().join("xtask/bench/deep.py"), "deep.py")?;
+    root.add_python(&["mmap", "os"])?;
+    root.add_profiler(profiler, work)?;
+    pack(&root.inside, &work.join("initramfs.cpio"))
+}
+
+/// Where the guests' scripts are.
+fn scripts() -> PathBuf {
+    project_root().join("tests/kernel")
 }
 
 /// The C code that the guest's program calls, and that calls it.
@@ -83,6 +102,25 @@ struct Root {
 }
 
 impl Root {
+    /// Begins one in `work` with busybox and a script of `tests/kernel` as its first process.
+    fn begin(dir: &Path, work: &Path, machine: Machine, script: &str) -> Result<Self> {
+        let root = Self { inside: work.join("root"), from: machine.programs_root(dir)?, machine };
+        for dir in ["bin", "dev", "proc", "sys", "tmp", "usr/bin"] {
+            fs::create_dir_all(root.inside.join(dir)).with_context(|| format!("cannot create the guest's {dir}"))?;
+        }
+        root.add_program(&root.busybox()?, "bin/busybox")?;
+        symlink("busybox", root.inside.join("bin/sh")).context("cannot link the guest's sh")?;
+        root.add(&scripts().join("guest.sh"), "guest.sh")?;
+        root.add(&scripts().join(script), "init")?;
+        fs::set_permissions(root.inside.join("init"), fs::Permissions::from_mode(0o755))
+            .context("cannot make init executable")?;
+        Ok(root)
+    }
+
+    fn add_profiler(&self, profiler: &Path, work: &Path) -> Result<()> {
+        self.add_program(&stripped(profiler, work, self.machine)?, "usr/bin/tachyon-bpf")
+    }
+
     fn add(&self, file: &Path, inside: &str) -> Result<()> {
         let target = self.inside.join(inside);
         let parent = target.parent().context("a file in the guest's root has a parent")?;
@@ -115,18 +153,21 @@ impl Root {
         found.into_iter().find(|path| path.is_file()).context("busybox is not found")
     }
 
-    fn add_python(&self, program: &Path) -> Result<()> {
+    /// Adds CPython with the modules that it loads by itself, those given, and what these load.
+    fn add_python(&self, modules: &[&str]) -> Result<()> {
         let inside = PYTHON.trim_start_matches('/');
         self.add_program(&self.from.join(inside), inside)?;
         // For another architecture, this machine's Python is asked: Debian's packages of one version have the same modules.
         let flags = ["-I", "-S", "-X", "utf8"];
-        let modules = command::stdout(Command::new(PYTHON).args(flags).arg(program).arg("--modules"))?;
+        let loaded = command::stdout(Command::new(PYTHON).args(flags).args(["-c", MODULES]).args(modules))?;
         // os.py is the landmark by which CPython finds its library (Modules/getpath.py).
         let landmark = format!("/usr/lib/{}/os.py", PYTHON.trim_start_matches("/usr/bin/"));
-        for module in modules.lines().chain([landmark.as_str()]) {
+        for module in loaded.lines().chain([landmark.as_str()]) {
             ensure!(Path::new(module).is_absolute(), "python loads a module from {module}");
-            let module = module.trim_start_matches('/');
-            self.add(&self.from.join(module), module)?;
+            let inside = module.trim_start_matches('/');
+            let file = self.from.join(inside);
+            // Extension modules are libraries.
+            if module.ends_with(".so") { self.add_program(&file, inside) } else { self.add(&file, inside) }?;
         }
         Ok(())
     }

@@ -46,12 +46,7 @@ pub(crate) struct VmTestArgs {
 /// A kernel did not boot, or its recording is not as it must be; every kernel is tried first.
 pub(crate) fn run(args: VmTestArgs) -> Result<()> {
     let start = Instant::now();
-    apt::ensure(&[
-        ("busybox", "busybox-static"),
-        ("cpio", "cpio"),
-        ("dpkg-deb", "dpkg"),
-        ("/usr/bin/python3.11", "python3.11"),
-    ])?;
+    apt::ensure(&initramfs::PROGRAMS)?;
     let dir = cache::dir()?.join("vm");
     let _lock = cache::lock(&dir)?;
     let work = tempfile::tempdir()?;
