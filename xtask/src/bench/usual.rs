@@ -43,7 +43,7 @@ pub(crate) enum Part {
     Interpreters,
     /// Both profilers on a program that trains with torch, whose packages take 7 GiB of the cache
     Torch,
-    /// A guest with 16 emulated CPUs
+    /// Guests with 2 and with 16 emulated CPUs
     ManyCpus,
     /// Short recordings
     Start,
@@ -147,7 +147,7 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
         );
     }
     if let Some(many_cpus) = &many_cpus {
-        page.push_str(&many_cpus.sentences());
+        page.push_str(&many_cpus.table());
     }
     if wanted(Part::Energy) {
         page.push_str(&energy::sentences(bench, quick)?);

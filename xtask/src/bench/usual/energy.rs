@@ -35,8 +35,8 @@ pub(super) fn sentences(bench: &Bench, quick: bool) -> Result<String> {
     };
     let (ours, theirs) = (wakeups(Tool::Native)?, wakeups(Tool::PySpy)?);
     let idle = format!(
-        "Beside one Python process that works a tenth of the time, on a machine with nothing else to do, the profiler wakes {ours:.1} times \
-         a second at {rate_hz} Hz (py-spy {theirs:.1} times)."
+        "Beside one Python process that works a tenth of the time, the profiler wakes {ours:.1} times a second at {rate_hz} Hz (py-spy \
+         {theirs:.1} times)."
     );
     let Some(meter) = Meter::of(Path::new(POWERCAP)).filter(Meter::goes_on) else {
         return Ok(format!(

@@ -1,7 +1,8 @@
 //! A machine with many processors, emulated: QEMU without KVM on however few there are. Emulated CPU time says nothing, but how often
-//! the profiler wakes, what memory it takes and whether its account closes do not depend on how fast a processor is.
+//! the profiler wakes, what memory it takes and whether its account closes hardly depend on how fast a processor is; and a guest with
+//! few processors says what of that is due to their number.
 //!
-//! The guest's part is `tests/kernel/usual.sh`.
+//! The guests' part is `tests/kernel/usual.sh`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,14 +19,22 @@ use crate::vm::kernels::{self, Kernel};
 use crate::vm::machine::Machine;
 use crate::{apt, cache};
 
-/// Processors of the guest.
-const CPUS: u32 = 16;
+/// Processors of the guests: few, and many.
+const FEW: u32 = 2;
+const MANY: u32 = 16;
 const KERNEL: &str = "6.12";
-/// Of a guest whose processors take turns on two.
+/// Emulated by two processors that have nothing else to do, a guest takes a minute and a half.
 const AT_MOST: Duration = Duration::from_secs(600);
 
-/// What a guest has sent.
+/// What the guests have sent.
 pub(super) struct ManyCpus {
+    few: Guest,
+    many: Guest,
+}
+
+/// What one of them has sent.
+struct Guest {
+    cpus: u32,
     kernel: String,
     /// The recording of one process.
     process: Recording,
@@ -68,12 +77,12 @@ impl Account {
     }
 }
 
-/// Boots the guest with this build of the profiler.
+/// Boots the guests with this build of the profiler.
 ///
 /// # Errors
-/// A package is not available, the guest does not boot, or a recording failed.
+/// A package is not available, a guest does not boot, or a recording failed.
 pub(super) fn measure(profiler: &Path) -> Result<ManyCpus> {
-    eprintln!("{CPUS} emulated CPUs");
+    eprintln!("{FEW} and {MANY} emulated CPUs");
     apt::ensure(&initramfs::PROGRAMS)?;
     apt::ensure(Machine::X86_64.programs())?;
     let dir = cache::dir()?.join("vm");
@@ -83,55 +92,66 @@ pub(super) fn measure(profiler: &Path) -> Result<ManyCpus> {
     let archive = initramfs::build_usual(&dir, work.path(), profiler)?;
     let image = kernels::fetch(&dir, kernel)?;
     drop(lock);
-    let given = Given { at_most: AT_MOST, ..Given::check(CPUS) };
-    let sent = guest::run(kernel, given, &image, &archive, work.path())?;
-    ManyCpus::sent(&|name: &str| {
-        let bytes = fs::read(sent.join(name)).with_context(|| format!("the guest sent no {name}"))?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    })
+    let guest = |cpus: u32| {
+        let given = Given { at_most: AT_MOST, ..Given::check(cpus) };
+        let sent = guest::run(kernel, given, &image, &archive, work.path())?;
+        Guest::sent(cpus, &|name: &str| {
+            let bytes = fs::read(sent.join(name)).with_context(|| format!("the guest sent no {name}"))?;
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        })
+    };
+    Ok(ManyCpus { few: guest(FEW)?, many: guest(MANY)? })
 }
 
 impl ManyCpus {
-    fn sent(read: &impl Fn(&str) -> Result<String>) -> Result<Self> {
-        let cpus = read("cpus")?;
-        ensure!(cpus.trim() == CPUS.to_string(), "the guest has {} CPUs", cpus.trim());
+    /// What a wake-up's aim applies to.
+    pub(super) fn aimed(&self) -> (String, f64) {
+        (format!("wake-ups at 99 Hz, `-p`, python3.11, {MANY} CPUs (emulated)"), self.many.process.wakeups_a_second)
+    }
+
+    /// The page's table, with what it is of.
+    pub(super) fn table(&self) -> String {
+        let Guest { kernel, process, .. } = &self.many;
+        let rows: String = [&self.few, &self.many].map(Guest::rows).concat();
+        format!(
+            "\nOn emulated CPUs (QEMU without KVM, Linux {kernel}) CPU time says nothing; wake-ups, memory and the account of samples hardly \
+             depend on it. One python3.11 process is busy; at 99 Hz, in {:.0} s from 10 s after the start:\n\n\
+             | CPUs | options | wake-ups a second | peak RSS | maps | samples | of runs | account |\n\
+             |---:|---|---:|---:|---:|---:|---:|---|\n{rows}",
+            process.watched_s
+        )
+    }
+}
+
+impl Guest {
+    fn sent(cpus: u32, read: &impl Fn(&str) -> Result<String>) -> Result<Self> {
+        let told = read("cpus")?;
+        ensure!(told.trim() == cpus.to_string(), "a guest with {cpus} CPUs has {}", told.trim());
         Ok(Self {
+            cpus,
             kernel: read("kernel")?.trim().to_owned(),
             process: Recording::sent(read, "process")?,
             all: Recording::sent(read, "all")?,
         })
     }
 
-    /// What a wake-up's aim applies to.
-    pub(super) fn aimed(&self) -> (String, f64) {
-        (format!("wake-ups at 99 Hz, `-p`, {CPUS} CPUs (VM)"), self.process.wakeups_a_second)
-    }
-
-    /// The page's sentences.
-    pub(super) fn sentences(&self) -> String {
-        let Self { kernel, process, all } = self;
-        let of = |recording: &Recording| {
-            let account = &recording.account;
+    fn rows(&self) -> String {
+        let row = |options: &str, recording: &Recording| {
+            let Recording { wakeups_a_second, peak_rss_bytes, account, .. } = recording;
             let closes = match account.gap() {
-                0 => "whose account closes".to_owned(),
-                gap => format!("whose account **differs by {gap}**"),
+                0 => "closes".to_owned(),
+                gap => format!("**differs by {gap}**"),
             };
             format!(
-                "{:.1} wake-ups a second, a peak RSS of {:.1} MiB, maps of {:.1} MiB, and {} samples of {} runs, {closes}",
-                recording.wakeups_a_second,
-                recording.peak_rss_bytes as f64 / MIB,
+                "| {} | {options} | {wakeups_a_second:.1} | {:.1} MiB | {:.1} MiB | {} | {} | {closes} |\n",
+                self.cpus,
+                *peak_rss_bytes as f64 / MIB,
                 account.cost.map_bytes as f64 / MIB,
                 account.stored,
                 account.ran,
             )
         };
-        format!(
-            "\nWith {CPUS} CPUs (emulated by QEMU without KVM, which does not change the following figures; Linux {kernel}, python3.11), one of \
-             them busy, the profiler has at 99 Hz in {:.0} s from 10 s after its start: with `-p` {}; with `--all-python` {}.\n",
-            process.watched_s,
-            of(process),
-            of(all),
-        )
+        row("`-p`", &self.process) + &row("`--all-python`", &self.all)
     }
 }
 
@@ -183,7 +203,7 @@ mod tests {
         "inconsistent": 0, "cost": {"map_bytes": 23068672}}"#;
 
     /// What a guest sends, one text of it replaced by another.
-    fn sent(from: &str, to: &str) -> Result<ManyCpus> {
+    fn sent(from: &str, to: &str) -> Result<Guest> {
         let read = |name: &str| {
             let text = match name.rsplit('/').next().unwrap_or(name) {
                 "cpus" => "16\n",
@@ -197,27 +217,30 @@ mod tests {
             };
             Ok(text.replace(from, to))
         };
-        ManyCpus::sent(&read)
+        Guest::sent(MANY, &read)
     }
 
     #[test]
-    fn what_a_guest_sends_becomes_figures() {
-        let seen = sent("", "").unwrap();
-        assert_eq!(seen.aimed(), ("wake-ups at 99 Hz, `-p`, 16 CPUs (VM)".to_owned(), 4.1));
-        let page = seen.sentences();
-        let figures = "4.1 wake-ups a second, a peak RSS of 31.0 MiB, maps of 22.0 MiB, and 2950 samples of 3100 runs, whose account closes";
-        assert_eq!(page.matches(figures).count(), 2, "{page}");
+    fn what_guests_send_becomes_figures() {
+        let few = Guest { cpus: FEW, ..sent("180", "200").unwrap() };
+        let seen = ManyCpus { few, many: sent("", "").unwrap() };
+        assert_eq!(seen.aimed().1, 4.1);
+        let page = seen.table();
+        let row = |start: &str| format!("| {start} | 31.0 MiB | 22.0 MiB | 2950 | 3100 | closes |\n");
+        for start in ["2 | `-p` | 5.1", "2 | `--all-python` | 5.1", "16 | `-p` | 4.1", "16 | `--all-python` | 4.1"] {
+            assert!(page.contains(&row(start)), "{page}");
+        }
         assert!(page.contains("Linux 6.12.48-cloud-amd64"), "{page}");
-        assert!(page.contains("in 20 s from 10 s after its start"), "{page}");
+        assert!(page.contains("in 20 s from 10 s after the start"), "{page}");
     }
 
     #[test]
     fn a_gap_is_told_and_a_failure_has_its_reason() {
-        let page = |from: &str, to: &str| sent(from, to).unwrap().sentences();
-        assert!(page("\"ran\": 3100", "\"ran\": 3101").contains("**differs by 1**"));
-        assert!(page("\"inconsistent\": 0", "\"inconsistent\": 2").contains("**differs by 2**"));
+        let rows = |from: &str, to: &str| sent(from, to).unwrap().rows();
+        assert!(rows("\"ran\": 3100", "\"ran\": 3101").contains("**differs by 1**"));
+        assert!(rows("\"inconsistent\": 0", "\"inconsistent\": 2").contains("**differs by 2**"));
         for (from, to, why) in [
-            ("16\n", "2\n", "has 2 CPUs"),
+            ("16\n", "2\n", "with 16 CPUs has 2"),
             ("0\n", "1\n", "status 1: a hint"),
             ("61.50", "41.50", "not watched: a hint"),
             ("VmHWM:\t   31744 kB\n", "", "no peak RSS"),
