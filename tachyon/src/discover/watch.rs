@@ -134,6 +134,8 @@ pub struct Watch {
     rings: Vec<Sampler>,
     /// The ring whose turn is first.
     next: usize,
+    /// Records taken so far.
+    taken: u64,
     epoll: Epoll,
     /// Room for the results of `epoll`: an entry for each ring.
     woken: Vec<EpollEvent>,
@@ -172,7 +174,7 @@ impl Watch {
             let fd = unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) };
             epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, index)).map_err(wait)?;
         }
-        Ok(Self { rings, next: 0, epoll, woken: vec![EpollEvent::empty(); count] })
+        Ok(Self { rings, next: 0, taken: 0, epoll, woken: vec![EpollEvent::empty(); count] })
     }
 
     /// Hands over what has happened, at most [`MAX_DRAINED`] records of it.
@@ -192,11 +194,20 @@ impl Watch {
             let taken = take(ring, turn, on);
             empty = if taken < turn { empty + 1 } else { 0 };
             left -= taken;
+            self.taken += taken as u64;
             if left == 0 {
                 return Drained::More;
             }
         }
         Drained::All
+    }
+}
+
+impl Watch {
+    /// How many records were taken so far, those included that are no [`WatchEvent`]: any of them wakes whoever waits.
+    #[must_use]
+    pub const fn taken(&self) -> u64 {
+        self.taken
     }
 }
 

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 /// The first rest ...
 const SHORTEST: Duration = Duration::from_millis(25);
-/// ... and the longest: the most by which a newly loaded library is noticed late ...
-pub(super) const LONGEST: Duration = Duration::from_millis(200);
+/// ... and the longest: the most by which a newly loaded library is noticed late, unless a sample meets it ...
+pub(super) const LONGEST: Duration = Duration::from_millis(500);
 /// ... and the longest where it may be the library of an unknown CPython: two samples at 19 a second.
 pub(super) const LONGEST_OF_ALL: Duration = Duration::from_millis(100);
 
@@ -45,11 +45,10 @@ impl Watching {
 
     /// Passes all new events to the follower.
     pub fn drain(&mut self, follower: &mut Follower) -> Drained {
-        let (mut any, mut ours) = (false, false);
-        let drained = self.watch.drain(&mut |event| {
-            any = true;
-            ours |= follower.on_watch(&event);
-        });
+        let (before, mut ours) = (self.watch.taken(), false);
+        let drained = self.watch.drain(&mut |event| ours |= follower.on_watch(&event));
+        // Threads that are given names wake, too.
+        let any = self.watch.taken() != before;
         if any || !self.listening {
             let now = Instant::now();
             let longest = follower.may_rest(self.gather, now).filter(|_| !ours && drained == Drained::All);
@@ -143,10 +142,11 @@ mod tests {
             (25, true, true, Some(75)),
             (75, true, true, Some(175)),
             (175, true, true, Some(375)),
-            (375, true, true, Some(575)),
-            (575, false, true, None),
-            (1000, true, true, Some(1200)),
-            (1100, true, false, None),
+            (375, true, true, Some(775)),
+            (775, true, true, Some(1275)),
+            (1275, false, true, None),
+            (1300, true, true, Some(1800)),
+            (1400, true, false, None),
             (2000, true, true, Some(2025)),
             (2025, false, true, None),
             (2100, true, true, Some(2150)),
