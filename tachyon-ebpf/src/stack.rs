@@ -117,7 +117,15 @@ pub extern "C" fn send_part(start: u64, bytes: u64) -> u64 {
     record.entered_at = state.entered_at;
     record.tid = sample.record.tid;
     record.bytes = bytes as u32;
-    record.walk = state.native;
+    let (from, to) = ((&raw const state.native).cast::<u64>(), (&raw mut record.walk).cast::<u64>());
+    let mut word = 0;
+    while word < size_of::<NativeWalk>() / 8 {
+        // SAFETY: a word of the walk, which consists of such.
+        let value = unsafe { from.add(word).read_volatile() };
+        // SAFETY: likewise.
+        unsafe { to.add(word).write_volatile(value) };
+        word += 1;
+    }
     let ring = (&raw const SAMPLES).cast_mut().cast();
     // SAFETY: a map of the right type; the value is 32 KiB long and the length is masked below that. If it does not fit, it is as if it
     // could not be read.
