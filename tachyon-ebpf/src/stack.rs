@@ -121,9 +121,9 @@ pub extern "C" fn send_part(start: u64, bytes: u64) -> u64 {
     let mut word = 0;
     while word < size_of::<NativeWalk>() / 8 {
         // SAFETY: a word of the walk, which consists of such.
-        let value = unsafe { from.add(word).read_volatile() };
+        let value = unsafe { from.wrapping_add(word).read_volatile() };
         // SAFETY: likewise.
-        unsafe { to.add(word).write_volatile(value) };
+        unsafe { to.wrapping_add(word).write_volatile(value) };
         word += 1;
     }
     let ring = (&raw const SAMPLES).cast_mut().cast();
