@@ -29,6 +29,7 @@ mod identity;
 mod interpreters;
 mod jit;
 mod just_loaded;
+mod kept_names;
 mod kernel_frames;
 mod killed;
 mod labelled;

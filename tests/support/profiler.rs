@@ -235,6 +235,8 @@ impl Profiler {
         if !self.command.is_empty() {
             command.arg("--").args(&self.command);
         }
+        // What earlier recordings found out would hide that this one does not.
+        command.env("TACHYON_SYMBOL_CACHE", "off");
         command.envs(self.environment.iter().map(|(name, value)| (name, value))).env("NO_COLOR", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command

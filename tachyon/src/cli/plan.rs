@@ -18,7 +18,7 @@ use crate::discover::Filter;
 use crate::kernel::ChosenEvent;
 use crate::machine::access;
 use crate::merge::Keep as KeepFrames;
-use crate::recording::{self, NativePlan, Request, Waits};
+use crate::recording::{self, NativePlan, Request, SymbolCache, Waits};
 use crate::tach::Layout;
 use crate::types::Pid;
 use outputs::{record_output, source_wanted};
@@ -175,6 +175,7 @@ impl Plan {
             gil: self.gil,
             opcodes: self.opcodes,
             native: self.native,
+            symbol_cache: self.native.and_then(|_| SymbolCache::of_environment()),
             kernel: self.kernel,
             waits: self.waits,
             wakers: self.wakers,

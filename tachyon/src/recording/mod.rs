@@ -82,3 +82,5 @@ pub use running::{Over, Running, Status};
 pub use segment::{BusyChildren, Hot, Segment, StackCount};
 pub(crate) use start::Clock;
 pub use totals::Totals;
+
+pub use crate::symbolize::native::SymbolCache;

@@ -122,7 +122,9 @@ impl Request {
         let verifying = lock(&kernel).verify()?;
         let (mut mapper, mixer, symbols) = match wanted_native {
             Some(wanted) => {
-                let (mapper, mixer, symbols) = native(wanted, &kernel, &end)?;
+                let symbols = NativeSymbols::with_budget(wanted.symbol_memory);
+                let symbols = Arc::new(symbols.keeping_names(request.symbol_cache.as_ref()));
+                let (mapper, mixer) = native(wanted, &symbols, &kernel, &end)?;
                 follower.tell(mapper.news());
                 (Some(mapper), Some(mixer), Some(symbols))
             }
@@ -235,14 +237,18 @@ impl Opened {
             maker.symbolizer.limit(limit);
         }
         let maker = {
-            let (queued, end) = (Arc::clone(&queued), end.clone());
+            let (queued, end, symbols) = (Arc::clone(&queued), end.clone(), symbols.clone());
             std::thread::Builder::new().name("tachyon-samples".to_owned()).spawn(move || {
                 // Programs that give it a lot to name must not take the CPU from it as well.
                 make_urgent();
                 // If the kernel refuses, it works with more rights than it needs.
                 let _refused = drop_privileges();
                 let _concerned = end.concerns_this_thread(Patience::Usual);
-                maker.run(&told, &queued)
+                let made = maker.run(&told, &queued);
+                if let Some(symbols) = symbols {
+                    symbols.keep();
+                }
+                made
             })?
         };
         let reader = Reader::start(samples, sender.clone(), queued, self.most_queued)?;
@@ -321,13 +327,14 @@ fn kernel_frames(registry: &Mutex<Registry>) -> anyhow::Result<KernelFrames> {
 /// The mapper, which keeps the tables for native stacks, and what names their addresses.
 fn native(
     wanted: NativePlan,
+    symbols: &Arc<NativeSymbols>,
     kernel: &Arc<Mutex<Kernel>>,
     end: &End,
-) -> anyhow::Result<(Mapper, Mixer, Arc<NativeSymbols>)> {
-    let (spaces, symbols) = (Arc::new(Spaces::default()), Arc::new(NativeSymbols::with_budget(wanted.symbol_memory)));
+) -> anyhow::Result<(Mapper, Mixer)> {
+    let spaces = Arc::new(Spaces::default());
     let maps = lock(kernel).take_native()?;
-    let mapper = Mapper::new(maps, Arc::clone(kernel), Arc::clone(&spaces), Arc::clone(&symbols), end.clone());
-    Ok((mapper, Mixer::new(spaces, Arc::clone(&symbols), wanted.keep), symbols))
+    let mapper = Mapper::new(maps, Arc::clone(kernel), Arc::clone(&spaces), Arc::clone(symbols), end.clone());
+    Ok((mapper, Mixer::new(spaces, Arc::clone(symbols), wanted.keep)))
 }
 
 /// How to show native frames of threads that are read from outside: like those of samples.

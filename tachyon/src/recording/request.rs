@@ -4,6 +4,7 @@ use super::made::Told;
 use super::native::NativePlan;
 use crate::discover::Filter;
 use crate::kernel::{ChosenEvent, Waits};
+use crate::symbolize::native::SymbolCache;
 use crate::types::Pid;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -54,6 +55,8 @@ pub struct Request {
     pub opcodes: bool,
     /// Native frames, if they are wanted.
     pub native: Option<NativePlan>,
+    /// Where names of native functions are kept for other recordings, and taken from; `None`: nowhere.
+    pub symbol_cache: Option<SymbolCache>,
     /// Kernel frames too.
     pub kernel: bool,
     /// Whether waiting threads are sampled, each once in `interval`.
@@ -103,6 +106,7 @@ impl Request {
             gil: false,
             opcodes: false,
             native: Some(NativePlan::new(UNWIND_MEMORY)),
+            symbol_cache: None,
             kernel: false,
             waits: Waits::Not,
             wakers: false,

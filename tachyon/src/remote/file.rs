@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, fstat};
+use nix::sys::statfs::fstatfs;
 
 use super::aside::{self, For, Found};
 use super::elf::ReadAt;
@@ -69,6 +70,25 @@ impl FileIdentity {
             size: stat.st_size.unsigned_abs(),
         }
     }
+}
+
+/// What the file system says of a file that is open: as long as it says the same, the file is the same and its content has not
+/// changed.
+///
+/// Everything but the time of the last change can be chosen by whoever owns a file: the time of its content with `utimensat`, the
+/// inode number with patience. The time of the last change is the kernel's own clock's, and a file's owner cannot set it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileState {
+    /// Device, as `stat` gives it.
+    pub dev: u64,
+    /// Inode on that device.
+    pub inode: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// Last change of its content: seconds since 1970, and nanoseconds.
+    pub modified: (i64, i64),
+    /// Last change of its content or of anything that `stat` tells of it.
+    pub changed: (i64, i64),
 }
 
 /// A regular file behind a mapping. Finding it costs no read; [`MappedFile::open`] makes it readable.
@@ -317,6 +337,26 @@ impl TargetFile {
                 Ok(len)
             }
         }
+    }
+}
+
+impl TargetFile {
+    /// What its file system says of it now; `None`: that is not one of this machine's own, and may say anything.
+    #[must_use]
+    pub fn state(&self) -> Option<FileState> {
+        let Reached::Here(file) = &self.0 else { return None };
+        let system = fstatfs(file).ok()?.filesystem_type();
+        if !LOCAL.contains(&system.0) {
+            return None;
+        }
+        let stat = fstat(file).ok()?;
+        Some(FileState {
+            dev: stat.st_dev,
+            inode: stat.st_ino,
+            size: stat.st_size.unsigned_abs(),
+            modified: (stat.st_mtime, stat.st_mtime_nsec),
+            changed: (stat.st_ctime, stat.st_ctime_nsec),
+        })
     }
 }
 

@@ -30,7 +30,7 @@ pub use aside::PAGE;
 pub use aside::{Concerned, End, Patience, helpers_cpu_time, prepare_to_read};
 pub use asleep::CpuClocks;
 pub use cgroup::Cgroups;
-pub use file::{FileIdentity, MappedFile, TargetFile};
+pub use file::{FileIdentity, FileState, MappedFile, TargetFile};
 pub use known::{forget_files, let_go_of_files};
 pub use maps::{MappedPath, Mapping, parse_maps};
 pub use namespace::{NamespaceError, own_pid_namespace};

@@ -175,8 +175,9 @@ impl Mixer {
         }
     }
 
-    /// A new profile begins, with no frames yet: what is known about files' symbols is kept.
+    /// A new profile begins, with no frames yet: what is known about files' symbols is kept, for other recordings as well.
     pub fn begin_profile(&mut self) {
+        self.symbols.keep();
         self.known.clear();
         self.frames.clear();
         self.nameless.clear();

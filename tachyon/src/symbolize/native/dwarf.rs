@@ -1,6 +1,7 @@
 //! Source lines and inlined functions from DWARF, through `addr2line`.
 
 use std::io::Read as _;
+use std::ops::Range;
 use std::sync::Arc;
 
 use addr2line::Context;
@@ -11,7 +12,7 @@ use object::pod::from_bytes;
 
 use super::demangle::demangle;
 use super::effort::Effort;
-use super::units::{Bytes, Found, Section, Together, Units};
+use super::units::{Bytes, Found, Section, Together, Units, add_rows};
 use crate::remote::TargetFile;
 use crate::remote::elf::{Elf, ReadAt};
 
@@ -29,7 +30,7 @@ const MAX_ARANGES: u64 = 4 << 20;
 const MAX_WINDOW_LOG: u32 = 26;
 
 /// Most inlined functions at one address.
-const MAX_INLINES: usize = 64;
+pub(super) const MAX_INLINES: usize = 64;
 
 /// One function at an address, the innermost first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,8 +52,8 @@ pub(super) struct Lines {
 enum Kind {
     /// Unit by unit, as they are asked for, and the file where they are.
     Units(Box<Units>, Arc<TargetFile>),
-    /// All at once.
-    Whole(Box<Context<Bytes>>),
+    /// All at once, and where their functions begin and end if that is known, in no order.
+    Whole(Box<Context<Bytes>>, Option<Box<[u64]>>),
     /// Units that only make sense together, and are too large for that.
     Nothing,
 }
@@ -109,54 +110,90 @@ impl Lines {
             left -= bytes.len() as u64;
             Ok(EndianArcSlice::new(bytes, LittleEndian))
         };
-        let dwarf = Dwarf::load(&mut load).ok().filter(|dwarf| Effort::default().is_bearable(dwarf))?;
+        let mut effort = Effort::default();
+        let dwarf = Dwarf::load(&mut load).ok().filter(|dwarf| effort.is_bearable(dwarf))?;
+        let bounds = effort.take_bounds();
         let context = Context::from_dwarf(dwarf).ok()?;
-        Some(Self { kind: Kind::Whole(Box::new(context)), bytes: usize::try_from(MAX_DWARF - left).ok()? })
+        let bytes = usize::try_from(MAX_DWARF - left).ok()? + bounds.as_deref().map_or(0, size_of_val);
+        Some(Self { kind: Kind::Whole(Box::new(context), bounds), bytes })
     }
 
     /// The functions at an address, inlined ones first. Empty if DWARF does not cover it.
     pub(super) fn frames(&mut self, vaddr: u64) -> Vec<SourceFrame> {
+        self.frames_as(vaddr, |function, file, line| SourceFrame {
+            function: function.map(|raw| demangle(raw.as_bytes())),
+            file: file.map(str::to_owned),
+            line,
+        })
+    }
+
+    /// The same, each frame in the form that `make` gives it from the linker's name of the function, the file and the line.
+    pub(super) fn frames_as<T>(
+        &mut self,
+        vaddr: u64,
+        make: impl Fn(Option<&str>, Option<&str>, Option<u32>) -> T,
+    ) -> Vec<T> {
         let together = match &mut self.kind {
-            Kind::Units(units, file) => match units.find(vaddr, |context| frames(context, vaddr)) {
+            Kind::Units(units, file) => match units.find(vaddr, |context| frames(context, vaddr, &make)) {
                 Ok(found) => return found,
                 Err(Together) => Elf::parse(&**file).ok().and_then(|elf| Self::whole(&elf)),
             },
-            Kind::Whole(context) => return frames(context, vaddr),
+            Kind::Whole(context, _) => return frames(context, vaddr, &make),
             Kind::Nothing => return Vec::new(),
         };
         *self = together.unwrap_or(Self { kind: Kind::Nothing, bytes: 0 });
-        self.frames(vaddr)
+        self.frames_as(vaddr, make)
+    }
+
+    /// Addresses within a range at which the answer may change, and others. `None`: they are not known.
+    pub(super) fn bounds(&self, within: &Range<u64>) -> Option<Vec<u64>> {
+        let mut bounds = Vec::new();
+        match &self.kind {
+            Kind::Units(units, _) => units.add_bounds(within, &mut bounds)?,
+            Kind::Whole(context, of_functions) => {
+                bounds.extend(of_functions.as_deref()?);
+                add_rows(context, within, &mut bounds);
+            }
+            Kind::Nothing => {}
+        }
+        Some(bounds)
+    }
+
+    /// The addresses around one that are described by a unit which has been parsed.
+    pub(super) fn parsed_around(&self, vaddr: u64) -> Option<Range<u64>> {
+        match &self.kind {
+            Kind::Units(units, _) => units.opened_around(vaddr),
+            Kind::Whole(..) | Kind::Nothing => None,
+        }
     }
 
     #[cfg(test)]
     pub(super) fn is_whole(&self) -> bool {
-        matches!(self.kind, Kind::Whole(_))
+        matches!(self.kind, Kind::Whole(..))
     }
 
     /// Bytes it takes, roughly; includes parsed units if each is parsed on its own.
     pub(super) fn bytes(&self) -> usize {
         match &self.kind {
             Kind::Units(units, _) => self.bytes + units.opened_bytes(),
-            Kind::Whole(_) | Kind::Nothing => self.bytes,
+            Kind::Whole(..) | Kind::Nothing => self.bytes,
         }
     }
 }
 
-fn frames(context: &Context<Bytes>, vaddr: u64) -> Vec<SourceFrame> {
+fn frames<T>(
+    context: &Context<Bytes>,
+    vaddr: u64,
+    make: impl Fn(Option<&str>, Option<&str>, Option<u32>) -> T,
+) -> Vec<T> {
     let mut found = Vec::new();
     let Ok(mut frames) = context.find_frames(vaddr).skip_all_loads() else { return found };
     while found.len() < MAX_INLINES {
         let Ok(Some(frame)) = frames.next() else { break };
-        let name = frame.function.as_ref().and_then(|function| {
-            let raw = function.raw_name().ok()?;
-            Some(demangle(raw.as_bytes()))
-        });
+        let name = frame.function.as_ref().and_then(|function| function.raw_name().ok());
         let location = frame.location.as_ref();
-        found.push(SourceFrame {
-            function: name,
-            file: location.and_then(|location| location.file).map(str::to_owned),
-            line: location.and_then(|location| location.line),
-        });
+        let file = location.and_then(|location| location.file);
+        found.push(make(name.as_deref(), file, location.and_then(|location| location.line)));
     }
     found
 }

@@ -10,6 +10,7 @@ use addr2line::gimli::{
 };
 
 use super::units::Bytes;
+use std::ops::Range;
 
 /// Most functions nested in each other: each takes some hundred bytes of a thread's two-megabyte stack.
 const MAX_NESTED: usize = 256;
@@ -36,6 +37,9 @@ const SPECIFICATION: u64 = 16;
 /// Least bytes of a line program's instruction that names a file.
 const DEFINE_FILE: u64 = 8;
 
+/// Most bounds of functions that are kept. `CPython/ceval.c` has some twenty thousand.
+const MAX_BOUNDS: usize = 1 << 20;
+
 /// What one file's DWARF has cost so far.
 #[derive(Debug, Default)]
 pub(super) struct Effort {
@@ -46,20 +50,39 @@ pub(super) struct Effort {
     attributes: u64,
     /// Bytes of the longest name.
     name: u64,
+    /// Where the functions of the units begin and end, inlined ones included, in no order; `None`: not all are known.
+    bounds: Option<Vec<u64>>,
 }
 
 impl Effort {
     /// Whether these units, too, can be parsed at the cost of a real file.
     pub(super) fn is_bearable(&mut self, dwarf: &Dwarf<Bytes>) -> bool {
+        self.bounds = bounds_of_aranges(dwarf);
         let mut units = dwarf.units();
         while let Ok(Some(header)) = units.next() {
             // `addr2line` gives up on a unit that makes no sense, too: its cost was counted up to that point.
-            if matches!(self.unit(dwarf, header), Err(Stop::TooMuch)) {
-                return false;
+            match self.unit(dwarf, header) {
+                Ok(()) => {}
+                Err(Stop::TooMuch) => return false,
+                Err(Stop::Malformed) => self.bounds = None,
             }
         }
         let one = self.attributes.saturating_mul(ATTRIBUTE * MAX_REFERENCES).saturating_add(self.name);
         self.functions.saturating_mul(one) <= MAX_NAMES
+    }
+}
+
+impl Effort {
+    /// Where the functions begin and end of the units that were examined last, inlined ones included, and what else has ranges of
+    /// addresses; in no order. `None`: not all of that is known.
+    pub(super) fn take_bounds(&mut self) -> Option<Box<[u64]>> {
+        self.bounds.take().filter(|bounds| bounds.len() < MAX_BOUNDS).map(Vec::into_boxed_slice)
+    }
+
+    fn bound(&mut self, range: Range<u64>) {
+        if let Some(bounds) = self.bounds.as_mut().filter(|bounds| bounds.len() < MAX_BOUNDS) {
+            bounds.extend([range.start, range.end]);
+        }
     }
 }
 
@@ -112,8 +135,14 @@ impl Effort {
             let attributes = abbreviation.attributes();
             self.attributes = self.attributes.max(attributes.len() as u64);
             self.spend(ATTRIBUTE * (1 + attributes.len() as u64))?;
+            let mut span = Span::default();
             for &specification in attributes {
-                self.attribute(unit, &entries.read_attribute(specification)?)?;
+                let attribute = entries.read_attribute(specification)?;
+                self.attribute(unit, &attribute)?;
+                span.take(unit, &attribute);
+            }
+            if let Some(range) = span.range() {
+                self.bound(range);
             }
         }
         Ok(())
@@ -153,8 +182,9 @@ impl Effort {
             gimli::DW_AT_ranges => {
                 // A list ends where it stops making sense.
                 let Ok(Some(mut ranges)) = unit.attr_ranges(attribute.value()) else { return Ok(()) };
-                while let Ok(Some(_)) = ranges.next() {
+                while let Ok(Some(range)) = ranges.next() {
                     self.spend(RANGE)?;
+                    self.bound(range.begin..range.end);
                 }
             }
             _ => {}
@@ -187,4 +217,47 @@ impl Effort {
         self.spend(len.saturating_mul(LINE_BYTE))?;
         self.spend((len / DEFINE_FILE).saturating_mul(folder + longest))
     }
+}
+
+/// The addresses of an entry that has them in one piece.
+#[derive(Default)]
+struct Span {
+    begin: Option<u64>,
+    end: Option<u64>,
+    size: Option<u64>,
+}
+
+impl Span {
+    fn take(&mut self, unit: UnitRef<'_, Bytes>, attribute: &Attribute<Bytes>) {
+        let address = |value| match value {
+            AttributeValue::Addr(address) => Some(address),
+            AttributeValue::DebugAddrIndex(index) => unit.address(index).ok(),
+            _ => None,
+        };
+        match (attribute.name(), attribute.value()) {
+            (gimli::DW_AT_low_pc, value) => self.begin = address(value),
+            (gimli::DW_AT_high_pc, AttributeValue::Udata(size)) => self.size = Some(size),
+            (gimli::DW_AT_high_pc, value) => self.end = address(value),
+            _ => {}
+        }
+    }
+
+    fn range(&self) -> Option<Range<u64>> {
+        let begin = self.begin?;
+        Some(begin..self.end.or_else(|| begin.checked_add(self.size?))?)
+    }
+}
+
+/// Where the ranges of `.debug_aranges` begin and end, which `addr2line` gets for all units together.
+fn bounds_of_aranges(dwarf: &Dwarf<Bytes>) -> Option<Vec<u64>> {
+    let mut bounds = Vec::new();
+    let mut headers = dwarf.debug_aranges.headers();
+    while let Some(header) = headers.next().ok()? {
+        let mut entries = header.entries();
+        while let Some(entry) = entries.next().transpose().filter(|_| bounds.len() < MAX_BOUNDS) {
+            // As `addr2line` does: an entry that goes beyond the last address does not hide the others.
+            bounds.extend(entry.iter().flat_map(|entry| [entry.range().begin, entry.range().end]));
+        }
+    }
+    Some(bounds)
 }

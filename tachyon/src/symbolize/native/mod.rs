@@ -13,6 +13,7 @@ mod demangle;
 mod dwarf;
 mod effort;
 pub mod jitdump;
+mod kept;
 mod made;
 mod nameless;
 mod table;
@@ -27,10 +28,12 @@ use std::time::Duration;
 
 pub use demangle::demangle;
 pub use dwarf::SourceFrame;
+pub use kept::{SymbolCache, tables_read};
 pub use made::{Image, MadeFunctions, made_name};
 pub use nameless::FunctionNames;
 
 use self::dwarf::Lines;
+use self::kept::{Folder, Kept};
 use self::table::SymbolTable;
 use crate::remote::elf::{Elf, Load};
 use crate::remote::ledger::{self, Work};
@@ -77,6 +80,8 @@ pub struct NativeSymbols {
     held: Mutex<Held>,
     max_bytes: usize,
     max_files: usize,
+    /// Where names are kept between recordings.
+    folder: Option<Arc<Folder>>,
 }
 
 #[derive(Debug, Default)]
@@ -142,6 +147,7 @@ struct NativeFile {
     loads: Vec<Load>,
     tables: Option<Vec<SymbolTable>>,
     lines: Option<Option<Lines>>,
+    kept: Kept,
     used: u64,
     /// The process for which its tables were read.
     payer: Option<Pid>,
@@ -153,7 +159,13 @@ impl NativeSymbols {
     pub fn with_budget(max_bytes: usize) -> Self {
         let spare = usize::try_from(open_files::spare()).unwrap_or(usize::MAX);
         // Each file may have a debug file, and half of what is spare is left for others.
-        Self { held: Mutex::default(), max_bytes, max_files: MAX_FILES.min(spare / 4) }
+        Self { held: Mutex::default(), max_bytes, max_files: MAX_FILES.min(spare / 4), folder: None }
+    }
+
+    /// The same, with names that are kept between recordings; the folder is opened now, while the calling thread has its rights.
+    #[must_use]
+    pub fn keeping_names(self, cache: Option<&SymbolCache>) -> Self {
+        Self { folder: cache.and_then(SymbolCache::open).map(Arc::new), ..self }
     }
 
     /// Opens the file behind a mapping, and its debug file, and holds them. `None`: there is no file, it cannot be
@@ -185,7 +197,7 @@ impl NativeSymbols {
                 return None;
             }
         }
-        let file = NativeFile::open(process, found, path, mapping.name())?;
+        let file = NativeFile::open(process, found, path, mapping.name(), self.folder.as_ref())?;
         let mut held = lock(&self.held);
         let pinned = held.pinned(file, Some(found.identity()));
         held.files.insert(found.identity(), pinned.clone());
@@ -202,6 +214,13 @@ impl NativeSymbols {
         };
         self.shrink(clock);
         name
+    }
+
+    /// Writes down the names that had to be looked up since the last time, for other recordings.
+    pub fn keep(&self) {
+        let Some(folder) = &self.folder else { return };
+        let files: Vec<_> = lock(&self.held).files.values().map(|pinned| Arc::clone(&pinned.file)).collect();
+        kept::keep(folder, &files);
     }
 
     /// Bytes of tables that are kept.
@@ -239,6 +258,7 @@ impl NativeSymbols {
             let Some(mut oldest) = oldest.map(|pinned| lock(&pinned.file)) else { return };
             bytes -= oldest.bytes();
             (oldest.tables, oldest.lines) = (None, None);
+            oldest.kept.drop_tables();
         }
     }
 }
@@ -275,13 +295,19 @@ pub fn name_in_file(file: TargetFile, offset: u64, detail: Detail) -> Option<Nat
     let loads = Elf::parse(&file).ok()?.loads().to_vec();
     let (object, build_id) = (String::new(), String::new());
     let file = Some(Arc::new(file));
-    let (tables, lines) = (None, None);
-    let mut file = NativeFile { object, build_id, file, debug: None, loads, tables, lines, used: 0, payer: None };
+    let (tables, lines, kept) = (None, None, Kept::default());
+    let mut file = NativeFile { object, build_id, file, debug: None, loads, tables, lines, kept, used: 0, payer: None };
     Some(file.name(offset, detail))
 }
 
 impl NativeFile {
-    fn open(process: &RemoteProcess, found: &MappedFile, path: &std::path::Path, object: String) -> Option<Self> {
+    fn open(
+        process: &RemoteProcess,
+        found: &MappedFile,
+        path: &std::path::Path,
+        object: String,
+        folder: Option<&Arc<Folder>>,
+    ) -> Option<Self> {
         let file = found.open().ok()?;
         let (debug, loads, build_id) = {
             let elf = Elf::parse(&file).ok()?;
@@ -289,12 +315,38 @@ impl NativeFile {
             (debug, elf.loads().to_vec(), elf.build_id().unwrap_or_default())
         };
         let build_id = debug::hex(&build_id);
+        let kept = Kept::of(folder, &build_id, &file, debug.as_deref());
         let (file, tables, lines) = (Some(Arc::new(file)), None, None);
-        Some(Self { object, build_id, file, debug, loads, tables, lines, used: 0, payer: None })
+        Some(Self { object, build_id, file, debug, loads, tables, lines, kept, used: 0, payer: None })
+    }
+
+    /// What is kept of an address, or what its tables say, which then is kept, too.
+    fn name_for(&mut self, offset: u64, detail: Detail, payer: Option<Pid>) -> NativeName {
+        let vaddr = Load::code_vaddr(&self.loads, offset);
+        if let Some(kept) = vaddr.and_then(|vaddr| self.kept_name(vaddr, detail, payer)) {
+            return kept;
+        }
+        let name = self.name_charged(offset, detail, payer);
+        if vaddr.is_some() && !name.refused {
+            self.kept.note(&name, detail);
+        }
+        name
+    }
+
+    fn kept_name(&mut self, vaddr: u64, detail: Detail, payer: Option<Pid>) -> Option<NativeName> {
+        if self.kept.is_to_be_read() {
+            if payer.is_some_and(|pid| !ledger::may(Work::Symbols, pid, Duration::ZERO)) {
+                return None;
+            }
+            let _charged = payer.map(|pid| ledger::charge(Work::Symbols, pid));
+            self.payer = self.payer.or(payer);
+            self.kept.read();
+        }
+        Some(NativeName { object: self.object.clone(), ..self.kept.find(vaddr, detail)? })
     }
 
     /// [`NativeFile::name`], with the cost charged to a process that may still cost something.
-    fn name_for(&mut self, offset: u64, detail: Detail, payer: Option<Pid>) -> NativeName {
+    fn name_charged(&mut self, offset: u64, detail: Detail, payer: Option<Pid>) -> NativeName {
         let Some(pid) = payer else { return self.name(offset, detail) };
         let has_tables = self.tables.is_some();
         let cost = if has_tables { Duration::ZERO } else { self.cost_of_tables() };
@@ -329,6 +381,10 @@ impl NativeFile {
         if let Some(found) = found {
             name.function = Some(demangle::demangle(&found.name));
             name.function_vaddr = Some(found.vaddr);
+        } else if let Some((plt, start)) = self.file.as_ref().and_then(|file| nameless::plt_entry(file, vaddr)) {
+            // The linker makes those: no DWARF describes them.
+            (name.plt, name.function_vaddr) = (Some(plt), Some(start));
+            return name;
         }
         if detail == Detail::Lines
             && let Some(lines) = self.lines()
@@ -344,7 +400,7 @@ impl NativeFile {
         if name.function.is_none()
             && let Some(file) = &self.file
         {
-            (name.plt, name.function_vaddr) = nameless::entry_or_start(file, vaddr);
+            name.function_vaddr = nameless::start(file, vaddr);
         }
         name
     }
@@ -353,20 +409,27 @@ impl NativeFile {
     fn tables(&mut self) -> &[SymbolTable] {
         let (file, debug, loads) = (&self.file, &self.debug, &self.loads);
         self.tables.get_or_insert_with(|| match file {
-            Some(file) => tables_of(file, debug.as_ref(), loads),
+            Some(file) => {
+                kept::count_table();
+                tables_of(file, debug.as_ref(), loads)
+            }
             None => Vec::new(),
         })
     }
 
     fn lines(&mut self) -> Option<&mut Lines> {
         let (file, debug) = (&self.file, &self.debug);
-        self.lines.get_or_insert_with(|| dwarf::of_either(debug.as_ref(), file.as_ref()?)).as_mut()
+        let read = || {
+            kept::count_table();
+            dwarf::of_either(debug.as_ref(), file.as_ref()?)
+        };
+        self.lines.get_or_insert_with(read).as_mut()
     }
 
     /// Bytes that could be recovered by reading the file again.
     fn bytes(&self) -> usize {
         let tables: usize = self.tables.iter().flatten().map(SymbolTable::bytes).sum();
-        tables + self.lines.iter().flatten().map(Lines::bytes).sum::<usize>()
+        tables + self.lines.iter().flatten().map(Lines::bytes).sum::<usize>() + self.kept.bytes()
     }
 }
 

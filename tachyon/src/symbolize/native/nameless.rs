@@ -8,14 +8,16 @@ use crate::remote::elf::Elf;
 use crate::unwind::Windows;
 use std::sync::Arc;
 
-/// What stands at an address of a file: an entry of the procedure linkage table, named as in other tools, or a function; and its first
-/// address.
-pub(super) fn entry_or_start(file: &TargetFile, vaddr: u64) -> (Option<String>, Option<u64>) {
-    let Ok(elf) = Elf::parse(file) else { return (None, None) };
-    match elf.plt_entry(vaddr) {
-        Some((called, start)) => (Some(demangle(&called) + "@plt"), Some(start)),
-        None => (None, Windows::of(&elf).and_then(|windows| windows.function(&elf, vaddr))),
-    }
+/// The entry of the procedure linkage table at an address, named as in other tools, and its first address.
+pub(super) fn plt_entry(file: &TargetFile, vaddr: u64) -> Option<(String, u64)> {
+    let (called, start) = Elf::parse(file).ok()?.plt_entry(vaddr)?;
+    Some((demangle(&called) + "@plt", start))
+}
+
+/// The first address of the function at an address.
+pub(super) fn start(file: &TargetFile, vaddr: u64) -> Option<u64> {
+    let elf = Elf::parse(file).ok()?;
+    Windows::of(&elf)?.function(&elf, vaddr)
 }
 
 /// The functions of a debug file.

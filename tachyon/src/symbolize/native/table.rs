@@ -1,6 +1,7 @@
 //! The functions of one symbol table, sorted by address. Names stay in the file until they are asked for: most never
 //! are, and a large library has tens of megabytes of them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use object::elf;
@@ -100,6 +101,36 @@ impl SymbolTable {
         let unsized_reach = |entry: &&Entry| entry.size == 0 && vaddr - entry.vaddr < UNSIZED_REACH;
         let entry = sized.or_else(|| before.last().filter(unsized_reach))?;
         Some(Found { name: self.name(entry.name)?, vaddr: entry.vaddr })
+    }
+
+    /// The next address after this one at which a function begins.
+    pub(super) fn next(&self, vaddr: u64) -> Option<u64> {
+        Some(self.entries.get(self.entries.partition_point(|entry| entry.vaddr <= vaddr))?.vaddr)
+    }
+
+    /// The addresses around one at which [`SymbolTable::find`] finds the same.
+    pub(super) fn same(&self, vaddr: u64) -> Range<u64> {
+        let next = self.entries.partition_point(|entry| entry.vaddr <= vaddr);
+        let before = &self.entries[next.saturating_sub(LOOK_BACK)..next];
+        let begin = before.last().map_or(0, |entry| entry.vaddr);
+        let end = self.entries.get(next).map_or(u64::MAX, |entry| entry.vaddr);
+        let mut same = begin..end;
+        for (back, entry) in before.iter().rev().enumerate() {
+            let reach = if entry.size == 0 { UNSIZED_REACH } else { u64::from(entry.size) };
+            let over = entry.vaddr.saturating_add(reach);
+            if entry.size == 0 && back > 0 {
+                // Only the last one may be without a size.
+            } else if over <= vaddr {
+                same.start = same.start.max(over);
+            } else {
+                same.end = same.end.min(over);
+            }
+            if entry.size > 0 && over > vaddr {
+                // It is the one; those before it are not asked.
+                break;
+            }
+        }
+        same
     }
 
     fn name(&self, at: u32) -> Option<Vec<u8>> {

@@ -95,6 +95,8 @@ pub(super) struct Units {
     /// What parsing them costs.
     effort: Effort,
     opened: HashMap<u64, Option<Context<Bytes>>>,
+    /// Where the functions of opened units begin and end, in no order, as far as that is known.
+    bounds: HashMap<u64, Box<[u64]>>,
     opened_bytes: usize,
 }
 
@@ -129,8 +131,9 @@ impl Units {
         let told = told_by(aranges);
         let start = ledger::thread_time();
         let effort = Effort::default();
-        let (places, opened, all_lines) = (Vec::new(), HashMap::new(), None);
-        let mut units = Self { info, lines, all_lines, others, places, effort, opened, opened_bytes: 0 };
+        let (places, all_lines) = (Vec::new(), None);
+        let (opened, bounds) = (HashMap::new(), HashMap::new());
+        let mut units = Self { info, lines, all_lines, others, places, effort, opened, bounds, opened_bytes: 0 };
         let (mut offset, len) = (0, units.info.len());
         while offset < len {
             let Some(unit_len) = units.info.len_at(offset).filter(|unit_len| *unit_len <= len - offset) else { break };
@@ -176,6 +179,29 @@ impl Units {
         Ok(Vec::new())
     }
 
+    /// Adds the addresses within a range at which [`Units::find`] may begin to find something else. `None`: a unit that describes
+    /// some of it has not been opened, or its functions are not known.
+    pub fn add_bounds(&self, within: &Range<u64>, bounds: &mut Vec<u64>) -> Option<()> {
+        let at = self.places.partition_point(|place| place.end <= within.start);
+        let places = self.places[at..].iter().take_while(|place| place.least < within.end);
+        for place in places.filter(|place| place.begin < within.end) {
+            bounds.extend([place.begin, place.end]);
+            // A unit that cannot be parsed has nothing to say anywhere.
+            if let Some(context) = self.opened.get(&place.offset)?.as_ref() {
+                bounds.extend(self.bounds.get(&place.offset)?);
+                add_rows(context, within, bounds);
+            }
+        }
+        Some(())
+    }
+
+    /// The addresses around one that the unit which describes it does, if it has been opened.
+    pub fn opened_around(&self, vaddr: u64) -> Option<Range<u64>> {
+        let at = self.places.partition_point(|place| place.end <= vaddr);
+        let place = self.places.get(at).filter(|place| place.begin <= vaddr)?;
+        self.opened.get(&place.offset)?.as_ref().map(|_| place.begin..place.end)
+    }
+
     /// Bytes of the parsed units, roughly.
     pub fn opened_bytes(&self) -> usize {
         self.opened_bytes
@@ -188,6 +214,9 @@ impl Units {
                 return Err(Together);
             }
             let dwarf = dwarf.filter(|dwarf| self.effort.is_bearable(dwarf));
+            if let Some(bounds) = dwarf.as_ref().and_then(|_| self.effort.take_bounds()) {
+                self.bounds.insert(place.offset, bounds);
+            }
             let context = dwarf.and_then(|dwarf| Context::from_dwarf(dwarf).ok());
             self.opened_bytes += len.unwrap_or(place.len) as usize * PARSED;
             self.opened.insert(place.offset, context);
@@ -315,6 +344,12 @@ fn line_program(dwarf: &Dwarf<Bytes>) -> Option<(u64, Range<usize>)> {
         }
     }
     None
+}
+
+/// Adds where the rows of line programs begin and end.
+pub(super) fn add_rows(context: &Context<Bytes>, within: &Range<u64>, bounds: &mut Vec<u64>) {
+    let Ok(rows) = context.find_location_range(within.start, within.end) else { return };
+    bounds.extend(rows.flat_map(|(begin, len, _)| [begin, begin.wrapping_add(len)]));
 }
 
 /// Whether a unit refers to others, or exists only for others; `None`: it makes no sense.

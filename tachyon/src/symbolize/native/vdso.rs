@@ -3,6 +3,7 @@
 use std::process;
 
 use super::NativeFile;
+use super::kept::Kept;
 use super::table::{DYNAMIC, SymbolTable};
 use crate::remote::elf::Elf;
 use crate::remote::{MappedPath, RemoteProcess};
@@ -29,6 +30,7 @@ pub(super) fn file() -> Option<NativeFile> {
         loads,
         tables: Some(vec![table]),
         lines: None,
+        kept: Kept::default(),
         used: 0,
         payer: None,
     })
