@@ -23,6 +23,7 @@ mod usual;
 mod waits;
 mod whose;
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -170,6 +171,7 @@ fn tools_for(args: &BenchArgs, cpus: String) -> Result<(PathBuf, Tools)> {
         py_spy: tools::py_spy(&python)?,
         cpus,
         work: tempfile::tempdir().context("cannot create a directory for profiles")?,
+        keeps_names: Cell::new(false),
     };
     Ok((python, tools))
 }

@@ -1,5 +1,6 @@
 //! The profilers: where they come from, and one run of either.
 
+use std::cell::Cell;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -103,6 +104,9 @@ pub(crate) struct Tools {
     /// In the form for `taskset -c`.
     pub(crate) cpus: String,
     pub(crate) work: TempDir,
+    /// Whether this profiler keeps names of native functions for later recordings, in a folder of the benchmark's own, and knows those
+    /// of earlier ones. Otherwise it knows nothing of any file.
+    pub(crate) keeps_names: Cell<bool>,
 }
 
 /// Which profiler.
@@ -202,6 +206,8 @@ impl Tools {
         };
         let rate = rate_hz.to_string();
         if tool.is_ours() {
+            let names = self.work.path().join("symbols");
+            line.env("TACHYON_SYMBOL_CACHE", if self.keeps_names.get() { names.as_path() } else { Path::new("off") });
             line.args((tool != Tool::Native).then_some("--no-native"));
             line.args(match tool {
                 Tool::Awaiting => Some("--async"),

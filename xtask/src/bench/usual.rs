@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::aims::Aimed;
-use super::measure::{Bench, DEPTH, RATES_HZ, ToolCost};
+use super::measure::{Bench, DEPTH, RATES_HZ, ToolCost, start_phases};
 use super::stats::median;
 use super::target::Idle;
 use super::tools::{Aim, Tool};
@@ -33,6 +33,9 @@ const MANY_IDLE: usize = 1_000;
 const PYTHONS: [usize; 3] = [1, 50, 200];
 /// What a program begins with is known by then, so the ring is read less often.
 const STEADY: Duration = Duration::from_secs(8);
+/// Recordings from which names are known where they are, and their rate, so that they meet what there is.
+const EARLIER: usize = 6;
+const EARLIER_HZ: u32 = 499;
 /// How long the recordings last of which a start's cost is taken.
 const SHORT: Duration = Duration::from_millis(500);
 
@@ -78,7 +81,7 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
         "{HEADING}\nOne busy process of {DEPTH} frames, each profiler with its default options (this one with native frames), watched for \
          {} s from {} s after its start. Wake-ups are voluntary context switches of all its threads. `perf record -g` can only see Python \
          functions of programs that were started with `-X perf`; its own work in the kernel is in no clock of its process. \
-         \"Whole run\" and peak RSS as above.{}\n",
+         \"Whole run\" and peak RSS as above. Names of native functions are known from earlier recordings only where that is said.{}\n",
         bench.effort.cost.as_secs_f64(),
         STEADY.as_secs_f64(),
         if torch.is_some() {
@@ -115,13 +118,20 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
         page.push_str(&rows::table(&costs));
     }
     if wanted(Part::Start) {
-        let start = start(bench)?;
-        add("CPU time of a recording of half a second, start and end included".to_owned(), start, 80.0, "ms", 0);
+        let whole = "CPU time of a recording of half a second, start and end included";
+        add(format!("{whole}: nothing is known of its files"), start(bench)?, 80.0, "ms", 0);
+        add(format!("{whole}: names of their functions are known"), with_names(bench, || start(bench))?, 30.0, "ms", 0);
+        let first = first_sample(bench)?;
+        add(format!("first sample, `--all-python`, {PROCESSES} processes on the host"), first, 100.0, "ms", 0);
     }
     if wanted(Part::Memory) {
         for (pythons, aim) in PYTHONS.into_iter().zip([24.0, 60.0, 100.0]) {
-            let (value, what) = (memory(bench, pythons)?, format!("memory with the maps, Python processes: {pythons}"));
-            add(what, value, aim, "MiB", 1);
+            let what = format!("memory with the maps, Python processes: {pythons}");
+            add(what.clone(), memory(bench, pythons)?, aim, "MiB", 1);
+            if pythons == 1 {
+                let value = with_names(bench, || memory(bench, pythons))?;
+                add(format!("{what}, names of functions are known"), value, aim, "MiB", 1);
+            }
         }
     }
     if wanted(Part::Busy) {
@@ -164,6 +174,35 @@ fn start(bench: &Bench) -> Result<f64> {
         let run = bench.tools.start(Tool::Native, Aim::Pid(target.pid()), RATES_HZ[0])?;
         sleep(SHORT);
         found.push(run.finish()?.cpu.as_secs_f64() * 1e3);
+    }
+    median(&found).context("at least one start")
+}
+
+/// The same measurement where earlier recordings have kept the names of nearly all functions that are met.
+fn with_names(bench: &Bench, measure: impl Fn() -> Result<f64>) -> Result<f64> {
+    let target = bench.target(DEPTH, 0)?;
+    bench.tools.keeps_names.set(true);
+    for _ in 0..EARLIER {
+        let run = bench.tools.start(Tool::Native, Aim::Pid(target.pid()), EARLIER_HZ)?;
+        sleep(Duration::from_secs(2));
+        run.finish()?;
+    }
+    drop(target);
+    let measured = measure();
+    bench.tools.keeps_names.set(false);
+    measured
+}
+
+/// Milliseconds from the start of a recording of a host until the timer's program has run, median of several.
+fn first_sample(bench: &Bench) -> Result<f64> {
+    let _target = bench.target(DEPTH, 0)?;
+    let _others = Idle::fill_up_to(PROCESSES)?;
+    sleep(Duration::from_secs(2));
+    let mut found = Vec::new();
+    for _ in 0..2 * bench.effort.starts {
+        let mut run = bench.tools.start(Tool::Native, Aim::AllPython, RATES_HZ[0])?;
+        found.push(start_phases(&mut run, Duration::from_millis(1))?.first_run_ms);
+        run.finish()?;
     }
     median(&found).context("at least one start")
 }
