@@ -122,6 +122,8 @@ fn difference_of_eight<const BYTES: usize, const WORDS: usize>(
     at: u32,
     value: u64,
 ) -> u64 {
+    // The compiler must not drop the mask: 7.2 does not follow how a loop's number grows.
+    let at = opaque::word(u64::from(at)) as u32;
     let (mut nth, mut differs) = (0, u64::MAX);
     while nth < 8 {
         let difference = words.nth_of::<8>(at, nth) ^ value;
