@@ -109,6 +109,9 @@ pub(crate) struct Tools {
     pub(crate) keeps_names: Cell<bool>,
 }
 
+/// Seconds after which CPython's profiler of one process ends by itself, longer than it is watched: it may drop each of three interrupts.
+const ITS_OWN_END: &str = "30";
+
 /// Which profiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tool {
@@ -189,7 +192,8 @@ impl Tools {
             let Aim::Pid(pid) = aim else { bail!("{} profiles one process", tool.name()) };
             let python = zoo::in_sid("3.15").context("hint: cargo xtask zoo")?;
             line.arg(python.root.as_deref().unwrap_or(Path::new("/"))).arg(&python.path);
-            line.args(["-m", "profiling.sampling", "attach", "-d", "86400"]);
+            let seconds = if tool == Tool::SamplingOne { ITS_OWN_END } else { "86400" };
+            line.args(["-m", "profiling.sampling", "attach", "-d", seconds]);
             line.args(if tool == Tool::Sampling {
                 &["--mode", "wall", "--subprocesses"][..]
             } else {
