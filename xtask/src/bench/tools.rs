@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 use serde::Deserialize;
 use tempfile::TempDir;
 
+use super::probe;
 use crate::{cache, command, zoo};
 
 /// How often a profiler that goes on is interrupted again, and how long it has to end each time.
@@ -279,6 +280,7 @@ pub(crate) struct Cost {
     pub(crate) bpf_run_count: Option<u64>,
     pub(crate) bpf_stats: String,
     pub(crate) map_bytes: u64,
+    pub(crate) peak_rss_bytes: u64,
     pub(crate) ring_bytes: u64,
     pub(crate) start: Start,
 }
@@ -331,6 +333,9 @@ impl Run {
         let Some(child) = self.child.take() else { bail!("{} has ended", self.tool.name()) };
         let pid = i32::try_from(child.id()).context("a pid is no larger")?;
         let child = Pid::from_raw(pid);
+        // What `wait4` tells is at least what the benchmark itself had when it started the tool (`signal->maxrss` outlives exec).
+        let peak = probe::field(&format!("/proc/{pid}/status"), "VmHWM");
+        let peak_kib: u64 = peak.and_then(|text| text.strip_suffix(" kB")?.trim().parse().ok()).unwrap_or(0);
         kill(child, Signal::SIGINT).context("cannot interrupt a profiler")?;
         if !self.tool.is_ours() && !interrupted(child, PATIENCE)? {
             kill(child, Signal::SIGKILL).context("cannot kill a profiler")?;
@@ -340,8 +345,7 @@ impl Run {
         let mut usage = Usage {
             wall: self.started.elapsed(),
             cpu: duration(rusage.ru_utime) + duration(rusage.ru_stime),
-            // In KiB (getrusage(2)).
-            peak_rss_bytes: u64::try_from(rusage.ru_maxrss).unwrap_or(0) * 1024,
+            peak_rss_bytes: peak_kib * 1024,
             ..Usage::default()
         };
         // perf ends itself with the signal that interrupted it.
@@ -355,6 +359,7 @@ impl Run {
             let report: Report =
                 serde_json::from_str(&text).with_context(|| format!("{} is no report", path.display()))?;
             usage.samples = Some(report.stored);
+            usage.peak_rss_bytes = report.cost.peak_rss_bytes;
             usage.report = Some(report);
         } else if matches!(self.tool, Tool::PySpy | Tool::PySpyIdle) {
             usage.samples = py_spy_samples(&fs::read_to_string(&self.log).unwrap_or_default());
