@@ -5,8 +5,8 @@
 //!
 //! `addr2line` parses all units of a file at once, and the parsed abbreviations alone are larger than the DWARF itself. So
 //! it is given one unit at a time, as if there were no other. `.debug_info` and `.debug_line`, nine tenths of the whole, stay in
-//! the file: a unit and its line program are read when it is first asked for. Files whose units refer to each other (from link-time optimisation, or
-//! packed by `dwz`) cannot be handled here: [`Units::of`] or [`Units::find`] says so.
+//! the file: a unit and its line program are read when it is first asked for. Files whose units refer to each other (from
+//! link-time optimisation, or packed by `dwz`) cannot be handled here: [`Units::of`] or [`Units::find`] says so.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -89,6 +89,8 @@ pub(super) struct Units {
     lines: Section,
     /// All of `lines`, while it is found out which unit describes which addresses.
     all_lines: Option<Bytes>,
+    /// Bytes of line programs that opened units hold: no more than there are, or a file whose units share one would take any memory.
+    lines_held: u64,
     others: Vec<(SectionId, Bytes)>,
     /// In order of the last address.
     places: Vec<Place>,
@@ -131,9 +133,10 @@ impl Units {
         let told = told_by(aranges);
         let start = ledger::thread_time();
         let effort = Effort::default();
-        let (places, all_lines) = (Vec::new(), None);
-        let (opened, bounds) = (HashMap::new(), HashMap::new());
-        let mut units = Self { info, lines, all_lines, others, places, effort, opened, bounds, opened_bytes: 0 };
+        let (places, all_lines, lines_held) = (Vec::new(), None, 0);
+        let (opened, bounds, opened_bytes) = (HashMap::new(), HashMap::new(), 0);
+        let mut units =
+            Self { info, lines, all_lines, lines_held, others, places, effort, opened, bounds, opened_bytes };
         let (mut offset, len) = (0, units.info.len());
         while offset < len {
             let Some(unit_len) = units.info.len_at(offset).filter(|unit_len| *unit_len <= len - offset) else { break };
@@ -240,14 +243,16 @@ impl Units {
     }
 
     /// One unit and its line program, as if there were nothing else, and their length.
-    fn alone(&self, offset: u64, len: u64) -> Option<(Dwarf<Bytes>, u64)> {
+    fn alone(&mut self, offset: u64, len: u64) -> Option<(Dwarf<Bytes>, u64)> {
         let mut unit = self.info.read(offset, len)?;
         let none = || EndianArcSlice::new(Arc::default(), LittleEndian);
         let Some((program, place)) = line_program(&self.dwarf(Arc::clone(&unit), none())?) else {
             return Some((self.dwarf(unit, none())?, len));
         };
-        let lines = self.lines.read(program, self.lines.len_at(program)?)?;
-        let lines_len = lines.len() as u64;
+        let lines_len = self.lines.len_at(program)?;
+        let held = self.lines_held.checked_add(lines_len).filter(|held| *held <= self.lines.len())?;
+        let lines = self.lines.read(program, lines_len)?;
+        self.lines_held = held;
         // The program has moved to the beginning of the section.
         Arc::get_mut(&mut unit)?.get_mut(place)?.fill(0);
         Some((self.dwarf(unit, EndianArcSlice::new(lines, LittleEndian))?, len + lines_len))

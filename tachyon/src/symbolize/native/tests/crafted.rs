@@ -85,3 +85,43 @@ fn a_name_that_all_share_costs_no_time() {
     assert_eq!(frames[0].function.as_deref(), Some("aaaaaaaa"));
     assert_eq!(described(&named(100_000, 4 << 20)), []);
 }
+
+/// Units of a real file have a line program each; these share one, most of which is padding behind its header.
+#[test]
+fn a_line_program_that_all_share_costs_no_memory() {
+    const UNITS: usize = 16;
+    const PADDING: usize = 1 << 20;
+    let unit = |number: usize| {
+        let entry = format!(".quad spot + 16 * {number}\n.long 16\n");
+        format!(
+            ".long end_{number} - start_{number}\nstart_{number}:\n.short 4\n.long 0\n.byte 8\n\
+             .byte 1\n{entry}.long 0\n.byte 2\n{entry}.asciz \"spot\"\n.byte 0\nend_{number}:\n"
+        )
+    };
+    let units: String = (0..UNITS).map(unit).collect();
+    let source = format!(
+        ".text\n.globl spot\n.type spot, %function\nspot:\n.rept 16 * {UNITS}\nnop\n.endr\n.size spot, .-spot\n\
+         .section .debug_abbrev, \"\", %progbits\n\
+         .byte 1, 0x11, 1, 0x11, 1, 0x12, 6, 0x10, 0x17, 0, 0\n.byte 2, 0x2e, 0, 0x11, 1, 0x12, 6, 3, 8, 0, 0\n.byte 0\n\
+         .section .debug_line, \"\", %progbits\n.long line_end - line_start\nline_start:\n.short 4\n.long program - header\nheader:\n\
+         .byte 1, 1, 1, 0, 1, 13, 0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1\n.byte 0\n.asciz \"spot.c\"\n.byte 0, 0, 0\n.byte 0\n\
+         .fill {PADDING}, 1, 0\nprogram:\n.byte 0, 9, 2\n.quad spot\n.byte 1, 2\n.uleb128 16 * {UNITS}\n.byte 0, 1, 1\nline_end:\n\
+         .section .debug_info, \"\", %progbits\n{units}"
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    let (text, path) = (folder.path().join("spot.s"), folder.path().join("spot.so"));
+    std::fs::write(&text, source).expect("written");
+    tool("cc", &["-shared", "-nostdlib", "-o"], &[&path, &text]);
+    let file = Arc::new(std::fs::File::open(&path).expect("there").into());
+    let elf = Elf::parse(&*file).expect("good");
+    let spot = elf.dynamic_symbol("spot").expect("a good table").expect("it is exported");
+    let mut lines = Lines::of_file(&file).expect("it has DWARF");
+    let first = lines.frames(spot.vaddr);
+    assert_eq!((first.len(), first[0].line), (1, Some(1)), "{first:?}");
+    let one = lines.bytes();
+    assert!(one > PADDING, "{one}");
+    for number in 1..UNITS as u64 {
+        let _refused = lines.frames(spot.vaddr + 16 * number);
+    }
+    assert!(lines.bytes() < 2 * one, "{} bytes, {one} for one unit", lines.bytes());
+}
