@@ -117,6 +117,7 @@ pub extern "C" fn send_part(start: u64, bytes: u64) -> u64 {
     record.entered_at = state.entered_at;
     record.tid = sample.record.tid;
     record.bytes = bytes as u32;
+    // Word by word: the compiler would copy it by way of the stack, which 5.10 has no room for here.
     let (from, to) = ((&raw const state.native).cast::<u64>(), (&raw mut record.walk).cast::<u64>());
     let mut word = 0;
     while word < size_of::<NativeWalk>() / 8 {

@@ -269,7 +269,7 @@ impl Content {
         let [mut a, mut b, mut c, mut d] = lanes;
         let mut block = 0;
         while block < MOST && block * 32 < bytes {
-            // Hidden, so that the compiler does not drop the mask: 7.2 does not follow how a loop's number grows.
+            // Hidden, so that the compiler does not drop the mask, without which 7.2 refused the program.
             let from = opaque::word(u64::from(AT.wrapping_add(block * 32))) as u32;
             a = round(a, self.buffer.nth_of::<4>(from, 0));
             b = round(b, self.buffer.nth_of::<4>(from, 1));

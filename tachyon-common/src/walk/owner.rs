@@ -122,7 +122,7 @@ fn difference_of_eight<const BYTES: usize, const WORDS: usize>(
     at: u32,
     value: u64,
 ) -> u64 {
-    // The compiler must not drop the mask: 7.2 does not follow how a loop's number grows.
+    // The compiler must not drop the mask, without which 7.2 refused the program.
     let at = opaque::word(u64::from(at)) as u32;
     let (mut nth, mut differs) = (0, u64::MAX);
     while nth < 8 {
