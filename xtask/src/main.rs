@@ -3,6 +3,7 @@
 //! `cargo xtask <verb>`. A verb first says what it installs or downloads. Outside the project it only writes to the
 //! cache directory (`$TACHYON_CACHE`, or else `~/.cache/tachyon-bpf`) and installs the packages and toolchains it names.
 
+mod account;
 mod apt;
 mod bench;
 mod bpf;

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use super::{events, hotplug, kick, refusals, waits};
+use crate::account::Sums;
 
 /// A stack is cut now and then by a page that cannot be read at that moment, so not every one can be exact.
 const EXACT_SHARE: f64 = 0.99;
@@ -29,15 +30,11 @@ const PROGRAMS: usize = 8;
 const LIMIT_VERIFIED: u32 = 1_000_000;
 const MOST_VERIFIED: u32 = LIMIT_VERIFIED / 4 * 3;
 
-/// The part of the report that is judged here: `ran = stored + idle + filtered + not_python + Σ loss`.
+/// The part of the report that is judged here.
 #[derive(Deserialize)]
 struct Account {
-    ran: u64,
-    stored: u64,
-    idle: u64,
-    filtered: u64,
-    not_python: u64,
-    loss: std::collections::BTreeMap<String, u64>,
+    #[serde(flatten)]
+    sums: Sums,
     #[serde(default)]
     native: Option<Native>,
     cost: Cost,
@@ -143,7 +140,12 @@ pub(crate) fn judge(results: &Path, with_profiler: bool, promise: &Promise) -> R
     if promise.many_cpus {
         let idle: Account =
             serde_json::from_str(&read("idle/report.json")?).context("the idle report is no account")?;
-        ensure!(idle.stored == 0 && idle.idle > 0, "idle: {} samples, {} idle runs", idle.stored, idle.idle);
+        ensure!(
+            idle.sums.stored == 0 && idle.sums.idle > 0,
+            "idle: {} samples, {} idle runs",
+            idle.sums.stored,
+            idle.sums.idle
+        );
         tell_cost(&idle, &mut summary).context("cannot sum up")?;
     }
     refusals::judge(&read, promise.memlock)?;
@@ -176,7 +178,7 @@ fn judge_deepest(read: &impl Fn(&str) -> Result<String>, summary: &mut String) -
     let lines = read("deepest/out.jsonl")?;
     let samples = lines.lines().map(serde_json::from_str::<Sample>).collect::<Result<Vec<_>, _>>();
     let samples = samples.context("a line is no sample")?;
-    ensure!(samples.len() as u64 == account.stored, "{} samples, {} stored", samples.len(), account.stored);
+    ensure!(samples.len() as u64 == account.sums.stored, "{} samples, {} stored", samples.len(), account.sums.stored);
     ensure!(samples.len() >= FEWEST_DEEPEST, "{} samples, at least {FEWEST_DEEPEST} wanted", samples.len());
     let [python, native] = DEEPEST;
     let whole = |sample: &&Sample| {
@@ -227,20 +229,19 @@ fn judge_recording(
         ensure!(status.trim() == "0", "{step} ended with status {}", status.trim());
     }
     let account: Account = serde_json::from_str(&read("report.json")?).context("the report is no account")?;
-    let loss: u64 = account.loss.values().sum();
-    let sum = account.stored + account.idle + account.filtered + account.not_python + loss;
+    let (sums, loss, sum) = (&account.sums, account.sums.lost(), account.sums.parts());
     ensure!(
-        account.ran == sum,
+        sums.ran == sum,
         "ran {} times, but stored {}, idle {}, filtered {}, not Python {} and lost {loss} make {sum}",
-        account.ran,
-        account.stored,
-        account.idle,
-        account.filtered,
-        account.not_python,
+        sums.ran,
+        sums.stored,
+        sums.idle,
+        sums.filtered,
+        sums.not_python,
     );
     let collapsed = read("out.collapsed")?;
     let Counted { python: exact, mixed, above, total } = count(&collapsed, truth)?;
-    ensure!(total == account.stored, "{total} samples exported, {} stored", account.stored);
+    ensure!(total == account.sums.stored, "{total} samples exported, {} stored", account.sums.stored);
     ensure!(total >= FEWEST_SAMPLES, "{total} samples, at least {FEWEST_SAMPLES} wanted");
     #[expect(clippy::cast_precision_loss, reason = "a few hundred samples")]
     let share = exact as f64 / total as f64;

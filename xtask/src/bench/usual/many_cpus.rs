@@ -4,7 +4,6 @@
 //!
 //! The guests' part is `tests/kernel/usual.sh`.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use super::MIB;
+use crate::account::Sums;
 use crate::vm::guest::{self, Given};
 use crate::vm::initramfs;
 use crate::vm::kernels::{self, Kernel};
@@ -51,15 +51,11 @@ struct Recording {
     account: Account,
 }
 
-/// The part of the report that is used here: `ran = stored + idle + filtered + not_python + Σ loss`.
+/// The part of the report that is used here.
 #[derive(Debug, Deserialize)]
 struct Account {
-    ran: u64,
-    stored: u64,
-    idle: u64,
-    filtered: u64,
-    not_python: u64,
-    loss: BTreeMap<String, u64>,
+    #[serde(flatten)]
+    sums: Sums,
     inconsistent: u64,
     cost: Cost,
 }
@@ -72,8 +68,7 @@ struct Cost {
 impl Account {
     /// By how much its sums differ.
     fn gap(&self) -> u64 {
-        let ends = self.stored + self.idle + self.filtered + self.not_python + self.loss.values().sum::<u64>();
-        self.ran.abs_diff(ends) + self.inconsistent
+        self.sums.ran.abs_diff(self.sums.parts()) + self.inconsistent
     }
 }
 
@@ -147,8 +142,8 @@ impl Guest {
                 self.cpus,
                 *peak_rss_bytes as f64 / MIB,
                 account.cost.map_bytes as f64 / MIB,
-                account.stored,
-                account.ran,
+                account.sums.stored,
+                account.sums.ran,
             )
         };
         row("`-p`", &self.process) + &row("`--all-python`", &self.all)
