@@ -37,6 +37,9 @@ const MAX_PLACES: usize = 1 << 20;
 /// Longest line program that is read to learn which addresses a unit describes.
 const MAX_PROGRAM: usize = 8 << 20;
 
+/// Most bounds of functions of a file's opened units: 8 MiB. Where there are more, only the addresses that were met are kept.
+const MAX_BOUNDS: usize = 1 << 20;
+
 /// Memory that a unit takes once its functions, lines and abbreviations are parsed, as a multiple of their size in the file.
 const PARSED: usize = 3;
 
@@ -217,7 +220,10 @@ impl Units {
                 return Err(Together);
             }
             let dwarf = dwarf.filter(|dwarf| self.effort.is_bearable(dwarf));
-            if let Some(bounds) = dwarf.as_ref().and_then(|_| self.effort.take_bounds()) {
+            let held: usize = self.bounds.values().map(|bounds| bounds.len()).sum();
+            let bounds = dwarf.as_ref().and_then(|_| self.effort.take_bounds());
+            if let Some(bounds) = bounds.filter(|bounds| held + bounds.len() <= MAX_BOUNDS) {
+                self.opened_bytes += size_of_val(&*bounds);
                 self.bounds.insert(place.offset, bounds);
             }
             let context = dwarf.and_then(|dwarf| Context::from_dwarf(dwarf).ok());
