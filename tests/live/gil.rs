@@ -123,12 +123,14 @@ fn check_holders(target: &Target, multiplication: Place, both: &mut Vec<String>)
     let multiplies = |sample: &Sample| {
         recorded.leaf(sample).is_some_and(|leaf| leaf.function == "work" && leaf.place == Some(multiplication))
     };
-    // A multiplication runs with the GIL, except for the moment in which another thread gets it after asking for it. A
-    // thread that waits for it wakes up every 5 ms (`sys.getswitchinterval`) for some 10 µs, however long the other one is
-    // kept off its CPU: so this is a share of the time, not of the multiplications.
+    // A multiplication runs with the GIL, except for the moment in which another thread gets it after asking for it: it is
+    // seen in the futex calls of handing it over. That happens once in 5 ms at most (`sys.getswitchinterval`), however long
+    // the other one is kept off its CPU, so this is a share of the time, not of the multiplications. How often depends on
+    // whether a multiplication takes that long: it is none to 78 samples of a recording on an idle machine with 3.8, and
+    // handing over takes longer where the machine's CPUs are shared with others. 2 % are 100 µs for each.
     let (with, without): (Vec<Sample>, Vec<Sample>) =
         samples.iter().filter(|sample| multiplies(sample)).partition(|sample| holds(sample));
-    let most = 0.01 * recording.report.duration_s * recording.report.rate_hz;
+    let most = 0.02 * recording.report.duration_s * recording.report.rate_hz;
     println!("{} multiply with the GIL, {} without it, of which at most {most:.0} wait", with.len(), without.len());
     assert!((without.len() as f64) <= most, "{} of {} multiply without the GIL", without.len(), with.len());
 
