@@ -4,7 +4,7 @@
 use super::reader::kind_and_bank;
 use std::mem::offset_of;
 use std::time::{Duration, Instant};
-use tachyon_common::event::{SampleRecord, kind};
+use tachyon_common::event::{RawFrame, SampleRecord, kind};
 use tachyon_common::stop::StopReason;
 
 /// How often the ring is read while samples meet nothing new. Together with the stages after the reader, this is what a
@@ -17,23 +17,29 @@ const PROMPT: Duration = Duration::from_millis(200);
 const PROMPT_FOR: Duration = Duration::from_secs(5);
 
 /// The same while samples meet code whose unwind rules are not made yet: the sooner the ring is read, the fewer samples are cut
-/// there.
+/// there. Of a page that was met before this is known, and it may never have any: what a JIT compiler makes has none.
 const BRISK: Duration = Duration::from_millis(20);
 /// How long such a sample makes the reader read sooner.
 const BRISK_FOR: Duration = Duration::from_millis(500);
 /// How long this is done at the beginning: nothing that samples first meet has rules, and a short program is over by then.
 const BEGINNING: Duration = Duration::from_secs(1);
 
-/// Number of slots for threads that have been met; if two share a slot, each counts as new again and again.
-const THREADS: usize = 1 << 10;
+/// Number of slots for threads that have been met, and for pages of code without rules; if two share a slot, each counts as new again
+/// and again.
+const SLOTS: usize = 1 << 10;
+
+/// What no page is smaller than, as a power of two.
+const PAGE_BITS: u32 = 12;
 
 /// What was met, and how soon that makes the reader read again.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// Thread ids, each in the slot that follows from the id.
     threads: Box<[u32]>,
+    /// Pages in which a walk found no rules, each in the slot that follows from the process and the page.
+    pages: Box<[u64]>,
     begun: Instant,
-    /// When something new was last met, and when code without rules was.
+    /// When something new was last met, and when code without rules was that is new.
     new: Instant,
     without_rules: Option<Instant>,
     now: Instant,
@@ -42,7 +48,8 @@ pub(super) struct Pace {
 impl Pace {
     /// Starts with everything counting as new.
     pub fn new(now: Instant) -> Self {
-        Self { threads: vec![0; THREADS].into(), begun: now, new: now, without_rules: None, now }
+        let (threads, pages) = (vec![0; SLOTS].into(), vec![0; SLOTS].into());
+        Self { threads, pages, begun: now, new: now, without_rules: None, now }
     }
 
     /// A read of the ring begins.
@@ -57,13 +64,18 @@ impl Pace {
         match kind_and_bank(record) {
             Some((kind::SAMPLE | kind::WAIT, _)) => {
                 let tid = word(offset_of!(SampleRecord, tid)).unwrap_or(0);
-                let place = &mut self.threads[tid as usize % THREADS];
+                let place = &mut self.threads[tid as usize % SLOTS];
                 if std::mem::replace(place, tid) != tid {
                     self.new = self.now;
                 }
                 let native_stop = record.get(offset_of!(SampleRecord, native_stop));
                 if native_stop == Some(&(StopReason::NoUnwindTables as u8)) {
-                    self.without_rules = Some(self.now);
+                    let tgid = word(offset_of!(SampleRecord, tgid)).unwrap_or(0);
+                    let place = page_of(tgid, outermost_address(record).unwrap_or(0));
+                    let known = &mut self.pages[(place >> 32) as usize % SLOTS];
+                    if std::mem::replace(known, place) != place {
+                        self.without_rules = Some(self.now);
+                    }
                 }
             }
             Some((kind::CODE, _)) => self.new = self.now,
@@ -85,6 +97,21 @@ impl Pace {
     }
 }
 
+/// The address at which the walk of a sample's native stack ended.
+fn outermost_address(record: &[u8]) -> Option<u64> {
+    let count = |at: usize| Some(usize::from(u16::from_ne_bytes(*record.get(at..)?.first_chunk()?)));
+    let python = count(offset_of!(SampleRecord, python_frames))? * size_of::<RawFrame>();
+    let last = count(offset_of!(SampleRecord, native_frames))?.checked_sub(1)? * size_of::<u64>();
+    let address = record.get(size_of::<SampleRecord>() + python + last..)?.first_chunk()?;
+    Some(u64::from_ne_bytes(*address))
+}
+
+/// A process's page, mixed into a number that is not 0 for any.
+fn page_of(tgid: u32, address: u64) -> u64 {
+    // An odd factor loses nothing (2^64 divided by the golden ratio).
+    ((address >> PAGE_BITS) ^ u64::from(tgid) << 52).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,6 +122,16 @@ mod tests {
         bytes[offset_of!(RecordHeader, kind)..][..2].copy_from_slice(&kind::SAMPLE.to_ne_bytes());
         bytes[offset_of!(SampleRecord, tid)..][..4].copy_from_slice(&tid.to_ne_bytes());
         bytes[offset_of!(SampleRecord, native_stop)] = native_stop as u8;
+        bytes
+    }
+
+    /// A sample of thread 7 whose native stack ends at this address, for want of rules.
+    fn cut_at(address: u64) -> Vec<u8> {
+        let mut bytes = sample(7, StopReason::NoUnwindTables);
+        bytes[offset_of!(SampleRecord, python_frames)] = 1;
+        bytes[offset_of!(SampleRecord, native_frames)] = 2;
+        bytes.extend([0xff; size_of::<RawFrame>()]);
+        bytes.extend([1_u64, address].map(u64::to_ne_bytes).as_flattened());
         bytes
     }
 
@@ -120,12 +157,16 @@ mod tests {
             (11.1, vec![known.clone()], CALM),
             (12.0, vec![code], PROMPT),
             (18.0, vec![], CALM),
-            // Unknown code is read soonest.
-            (19.0, vec![sample(7, StopReason::NoUnwindTables)], BRISK),
+            // Unknown code is read soonest, until it is known that it has no rules.
+            (19.0, vec![cut_at(0x7f00_0000_1010)], BRISK),
             (19.4, vec![known.clone()], BRISK),
             (19.6, vec![known], CALM),
+            (19.7, vec![cut_at(0x7f00_0000_1fff)], CALM),
+            (19.8, vec![cut_at(0x7f00_0000_2000)], BRISK),
+            (20.4, vec![cut_at(0x7f00_0000_1010), cut_at(0x7f00_0000_2000)], CALM),
+            (20.5, vec![sample(7, StopReason::NoUnwindTables)], BRISK),
             // A malformed record has nothing new.
-            (20.0, vec![vec![1]], CALM),
+            (21.1, vec![vec![1]], CALM),
         ]
         .into_iter()
         .enumerate()

@@ -1,8 +1,10 @@
 //! Intervals that vary, so that no program can be in step with them.
 //!
 //! A program that alternates between one thing for 5 ms and another for 5 ms is met in the same one by every firing of a 10 ms timer: 0
-//! : 100 where 50 : 50 is true. So each CPU's interval is drawn anew about twice a second, and once at the start. How often matters
-//! little: an interval that happens to be in step spoils more samples the longer it lasts, but such intervals are then rarer.
+//! : 100 where 50 : 50 is true. So each CPU's interval is drawn anew: once at the start, then about twice a second, and ever more
+//! rarely as the recording goes on, down to once in two seconds, for each draw wakes a thread and interrupts every CPU. How often
+//! matters little: an interval that happens to be in step spoils more samples the longer it lasts, but such intervals are then rarer,
+//! and none lasts longer than a fifth of what has been recorded by then.
 //!
 //! When the kernel is given another interval (`PERF_EVENT_IOC_PERIOD`), it forgets how much of the old one had passed
 //! (`__perf_event_period()`, kernel/events/core.c): that moves the phase to anywhere, and costs half an interval on average.
@@ -17,8 +19,10 @@ pub(super) const SPREAD: f64 = 0.2;
 /// An interval is never shorter or longer than these shares of the requested one, whatever is owed.
 const SHORTEST: f64 = 0.5;
 const LONGEST: f64 = 1.5;
-/// Average time between two changes: short compared with a recording ...
-const BETWEEN: Duration = Duration::from_millis(500);
+/// Average time between two changes: short compared with the recording up to now ...
+const OF_RECORDING: u32 = 8;
+/// ... within these bounds ...
+const BETWEEN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(2));
 /// ... but at least this many intervals, because each change costs half of one.
 const INTERVALS_BETWEEN: u32 = 10;
 /// A change interrupts its CPU for some microseconds: on large machines each CPU gets fewer of them.
@@ -79,7 +83,7 @@ impl Pace {
 #[derive(Debug)]
 pub(super) struct Jitter {
     mean: Mean,
-    between: Duration,
+    began: Instant,
     /// By CPU, with the time when its interval was last drawn.
     paces: Vec<(Pace, Instant)>,
     due: Instant,
@@ -89,12 +93,7 @@ impl Jitter {
     /// Draws first intervals for `events`: one for each CPU, whose interval is `mean` now.
     pub(super) fn begin(events: &[Counter], mean: Mean) -> Self {
         let now = Instant::now();
-        let mut jitter = Self {
-            mean,
-            between: between(mean, events.len()),
-            paces: vec![(Pace::new(mean), now); events.len()],
-            due: now,
-        };
+        let mut jitter = Self { mean, began: now, paces: vec![(Pace::new(mean), now); events.len()], due: now };
         jitter.turn(events);
         jitter
     }
@@ -104,9 +103,10 @@ impl Jitter {
         if Instant::now() < self.due {
             return self.due;
         }
+        let between = between(self.mean, events.len(), self.began.elapsed());
         for (event, (pace, since)) in events.iter().zip(&mut self.paces) {
             let now = Instant::now();
-            let interval = pace.next(now - *since, self.between, fastrand::f64());
+            let interval = pace.next(now - *since, between, fastrand::f64());
             *since = now;
             // SAFETY: an open descriptor, and a number that lives as long as the call.
             let changed = unsafe { request::set_period(event.as_raw_fd(), &raw const interval) };
@@ -115,16 +115,16 @@ impl Jitter {
                 *pace = Pace::new(self.mean);
             }
         }
-        self.due = Instant::now() + self.between.mul_f64(0.5 + fastrand::f64());
+        self.due = Instant::now() + between.mul_f64(0.5 + fastrand::f64());
         self.due
     }
 }
 
-/// How long an interval is in use, on average.
-fn between(mean: Mean, cpus: usize) -> Duration {
+/// How long an interval is in use, on average, when so much has been recorded.
+fn between(mean: Mean, cpus: usize, recorded: Duration) -> Duration {
     let intervals = Duration::from_nanos(mean.0 as u64).saturating_mul(INTERVALS_BETWEEN);
     let for_cpus = BETWEEN_FOR_EACH_CPU.saturating_mul(u32::try_from(cpus).unwrap_or(u32::MAX));
-    BETWEEN.max(intervals).max(for_cpus)
+    (recorded / OF_RECORDING).clamp(BETWEEN.0, BETWEEN.1).max(intervals).max(for_cpus)
 }
 
 #[cfg(test)]
@@ -137,11 +137,11 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(7);
         for hz in [19.0, 99.0, 100.0, 997.0, 10_000.0_f64] {
             let mean = Mean::of((1e9 / hz) as u64);
-            let between = between(mean, 2);
             let mut pace = Pace::new(mean);
-            let (mut passed, mut fired) = (0.0, 0.0);
+            let (mut passed, mut fired) = (0.0_f64, 0.0);
             let mut spread = (f64::MAX, 0.0_f64);
             for change in 0..2_000 {
+                let between = between(mean, 2, Duration::from_secs_f64(passed));
                 // Now and then the thread gets no CPU for a long time.
                 let late = if change % 50 == 0 { 5.0 } else { 1.0 };
                 let used = between.mul_f64((0.5 + random.f64()) * late);
@@ -158,9 +158,21 @@ mod tests {
 
     #[test]
     fn changes_are_rare_where_they_cost_most() {
-        let seconds = |hz: f64, cpus| between(Mean::of((1e9 / hz) as u64), cpus).as_secs_f64();
-        assert!((seconds(1000.0, 2) - 0.5).abs() < 1e-6);
-        assert!((seconds(10.0, 2) - 1.0).abs() < 1e-6);
-        assert!((seconds(1000.0, 128) - 0.64).abs() < 1e-6);
+        let seconds = |hz: f64, cpus, recorded| {
+            between(Mean::of((1e9 / hz) as u64), cpus, Duration::from_secs(recorded)).as_secs_f64()
+        };
+        let expected = [
+            (1000.0, 2, 0, 0.5),
+            (1000.0, 2, 4, 0.5),
+            (1000.0, 2, 10, 1.25),
+            (1000.0, 2, 3_600, 2.0),
+            (10.0, 2, 0, 1.0),
+            (1.0, 2, 3_600, 10.0),
+            (1000.0, 128, 0, 0.64),
+            (1000.0, 1_024, 3_600, 5.12),
+        ];
+        for (hz, cpus, recorded, due) in expected {
+            assert!((seconds(hz, cpus, recorded) - due).abs() < 1e-6, "{hz} Hz, {cpus} CPUs, after {recorded} s");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Periodic work while a recording runs, on one thread that wakes about twice a second.
+//! Periodic work while a recording runs, on one thread that wakes about twice a second at first, later once in two seconds.
 //!
 //! The intervals between samples are drawn anew ([`Kernel::vary_intervals`]). It also looks for CPUs that went offline and came back: the
 //! kernel ends the sampling event of a CPU that goes and gives it none when it is back, so the event is attached anew. Where waits are
