@@ -19,7 +19,8 @@ const PROMPT_FOR: Duration = Duration::from_secs(5);
 /// The same while samples meet code whose unwind rules are not made yet: the sooner the ring is read, the fewer samples are cut
 /// there. Of a page that was met before this is known, and it may never have any: what a JIT compiler makes has none.
 const BRISK: Duration = Duration::from_millis(20);
-/// How long such a sample makes the reader read sooner.
+/// How long such a sample makes the reader read sooner: more such code often follows, so it reads again after this long, and then
+/// each time when twice as much has passed.
 const BRISK_FOR: Duration = Duration::from_millis(500);
 /// How long this is done at the beginning: nothing that samples first meet has rules, and a short program is over by then.
 const BEGINNING: Duration = Duration::from_secs(1);
@@ -85,11 +86,13 @@ impl Pace {
 
     /// How long after this read the next one is due.
     pub fn wait(&self) -> Duration {
-        let within = |since: Instant, time: Duration| self.now.saturating_duration_since(since) < time;
-        let brisk = self.without_rules.is_some_and(|since| within(since, BRISK_FOR));
-        if brisk || within(self.begun, BEGINNING) {
+        let passed = |since: Instant| self.now.saturating_duration_since(since);
+        let without_rules = self.without_rules.map(passed).filter(|passed| *passed < BRISK_FOR);
+        if passed(self.begun) < BEGINNING {
             BRISK
-        } else if within(self.new, PROMPT_FOR) {
+        } else if let Some(passed) = without_rules {
+            passed.max(BRISK)
+        } else if passed(self.new) < PROMPT_FOR {
             PROMPT
         } else {
             CALM
@@ -159,7 +162,9 @@ mod tests {
             (18.0, vec![], CALM),
             // Unknown code is read soonest, until it is known that it has no rules.
             (19.0, vec![cut_at(0x7f00_0000_1010)], BRISK),
-            (19.4, vec![known.clone()], BRISK),
+            (19.02, vec![known.clone()], BRISK),
+            (19.125, vec![known.clone()], Duration::from_millis(125)),
+            (19.25, vec![known.clone()], Duration::from_millis(250)),
             (19.6, vec![known], CALM),
             (19.7, vec![cut_at(0x7f00_0000_1fff)], CALM),
             (19.8, vec![cut_at(0x7f00_0000_2000)], BRISK),

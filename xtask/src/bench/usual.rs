@@ -15,9 +15,10 @@ use anyhow::{Context, Result};
 use super::aims::Aimed;
 use super::measure::{Bench, DEPTH, RATES_HZ, ToolCost, start_phases};
 use super::stats::median;
-use super::target::Idle;
+use super::target::{Idle, Target};
 use super::tools::{Aim, Tool};
 use crate::programs;
+use rows::Names;
 
 /// The section's heading.
 pub(crate) const HEADING: &str = "## With default options\n";
@@ -81,7 +82,7 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
         "{HEADING}\nOne busy process of {DEPTH} frames, each profiler with its default options (this one with native frames), watched for \
          {} s from {} s after its start. Wake-ups are voluntary context switches of all its threads. `perf record -g` can only see Python \
          functions of programs that were started with `-X perf`; its own work in the kernel is in no clock of its process. \
-         \"Whole run\" and peak RSS as above. Names of native functions are known from earlier recordings only where that is said.{}\n",
+         \"Whole run\" and peak RSS as above. Names of native functions are known from earlier recordings, as from the second one of a program on, only where that is said.{}\n",
         bench.effort.cost.as_secs_f64(),
         STEADY.as_secs_f64(),
         if torch.is_some() {
@@ -98,12 +99,14 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
     if wanted(Part::Interpreters) {
         costs = rows::interpreters(bench)?;
         let ordinary = bench.ordinary().name();
-        let of = |tool, rate_hz| rows::find(&costs, &ordinary, tool, rate_hz).context("it was measured");
-        for (rate_hz, aim) in [(low, 0.2), (high, 0.8)] {
-            let cost = of(Tool::Native, rate_hz)?;
-            add(format!("whole profiler at {rate_hz} Hz, {ordinary}"), cost.share() * 100.0, aim, "% of a core", 3);
+        let of =
+            |names, tool, rate_hz| rows::find(&costs, &ordinary, (names, tool), rate_hz).context("it was measured");
+        for (names, rate_hz, aim) in [(Names::Unknown, low, 0.2), (Names::Known, low, 0.2), (Names::Known, high, 0.8)] {
+            let cost = of(names, Tool::Native, rate_hz)?;
+            let what = format!("whole profiler at {rate_hz} Hz, {ordinary}{}", names.shown());
+            add(what, cost.share() * 100.0, aim, "% of a core", 3);
         }
-        let (ours, theirs) = (of(Tool::Native, low)?, of(Tool::PySpy, low)?);
+        let (ours, theirs) = (of(Names::Known, Tool::Native, low)?, of(Names::Unknown, Tool::PySpy, low)?);
         add(format!("the same at {low} Hz as a share of py-spy's"), ours.share() / theirs.share() * 100.0, 3.3, "%", 2);
         add(format!("wake-ups at {low} Hz, {ordinary}"), ours.wakeups_a_second, 5.0, "a second", 1);
     }
@@ -179,15 +182,28 @@ fn start(bench: &Bench) -> Result<f64> {
 }
 
 /// The same measurement where earlier recordings have kept the names of nearly all functions that are met.
-fn with_names(bench: &Bench, measure: impl Fn() -> Result<f64>) -> Result<f64> {
+fn with_names<T>(bench: &Bench, measure: impl Fn() -> Result<T>) -> Result<T> {
     let target = bench.target(DEPTH, 0)?;
-    bench.tools.keeps_names.set(true);
-    for _ in 0..EARLIER {
-        let run = bench.tools.start(Tool::Native, Aim::Pid(target.pid()), EARLIER_HZ)?;
-        sleep(Duration::from_secs(2));
-        run.finish()?;
-    }
+    know(bench, &target)?;
     drop(target);
+    knowing(bench, measure)
+}
+
+/// Records a target as often as it takes to keep the names of nearly all functions that it runs.
+fn know(bench: &Bench, target: &Target) -> Result<()> {
+    knowing(bench, || {
+        for _ in 0..EARLIER {
+            let run = bench.tools.start(Tool::Native, Aim::Pid(target.pid()), EARLIER_HZ)?;
+            sleep(Duration::from_secs(2));
+            run.finish()?;
+        }
+        Ok(())
+    })
+}
+
+/// Measures with the names that are kept.
+fn knowing<T>(bench: &Bench, measure: impl Fn() -> Result<T>) -> Result<T> {
+    bench.tools.keeps_names.set(true);
     let measured = measure();
     bench.tools.keeps_names.set(false);
     measured
