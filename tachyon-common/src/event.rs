@@ -410,7 +410,7 @@ const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 120);
 const _: () = assert!(core::mem::size_of::<WaitFacts>() == 112);
 const _: () = assert!(MAX_SAMPLE_BYTES + core::mem::size_of::<WaitFacts>() <= 32 * 1024);
 const _: () = assert!(core::mem::size_of::<WaitCounters>() == 72);
-const _: () = assert!(core::mem::size_of::<StackRecord>() == 288);
+const _: () = assert!(core::mem::size_of::<StackRecord>() == 280);
 const _: () = assert!(core::mem::size_of::<StackRecord>() + STACK_PART <= 32 * 1024);
 const _: () = assert!(core::mem::size_of::<Counters>() == 8 * (9 + crate::stop::LossCause::COUNT));
 const _: () = assert!(MAX_SAMPLE_BYTES <= 32 * 1024);

@@ -81,6 +81,12 @@ pub trait Tables {
     /// Is told which rule holds at an address of the space with this [`Space::version`].
     #[inline(always)]
     fn remember(&self, _version: u32, _at: u64, _rule: Rule) {}
+    /// Finds what is known of an address whose rule is not remembered: [`NativeWalk::find`]. The kernel side has it as a function of its own, which its verifier
+    /// looks at once.
+    #[inline(always)]
+    fn find(&self, walk: &mut NativeWalk, space: &Space, at: u64) {
+        walk.find(self, space, at);
+    }
     /// The processor that the rules are for, one of [`machine`]: by default the one that this was compiled for.
     #[inline(always)]
     fn machine(&self) -> u32 {
@@ -126,12 +132,10 @@ pub struct NativeWalk {
     range: Range,
     /// Row found last.
     row: u64,
-    /// Word of the stack read last.
-    word: u64,
     /// Address of the first word in the buffer.
     window: u64,
-    /// How far behind it the last one lies.
-    window_reach: u64,
+    /// From how many addresses on the buffer has a word; 0: it has none.
+    window_words: u64,
     /// Addresses stored so far.
     pub stored: u32,
     /// 1 when `ip` is where the thread was interrupted, 0 when it is a return address.
@@ -161,9 +165,8 @@ impl NativeWalk {
             link: 0,
             range: NONE,
             row: 0,
-            word: 0,
             window: 0,
-            window_reach: 0,
+            window_words: 0,
             stored: 0,
             exact: 1,
             by_frame_pointer: 0,
@@ -196,7 +199,7 @@ impl NativeWalk {
     pub fn begin_again(&mut self, last: Option<u64>) -> bool {
         let stored = last == Some(self.ip.wrapping_sub(u64::from(1 - (self.exact & 1))));
         self.stored = self.stored.saturating_sub(u32::from(stored));
-        (self.range, self.window, self.place) = (Range::default(), 0, place::UNKNOWN);
+        (self.range, self.window_words, self.place) = (Range::default(), 0, place::UNKNOWN);
         stored
     }
 
@@ -236,7 +239,13 @@ impl NativeWalk {
                 return Some(StopReason::TooDeep);
             }
             let at = this.ip.wrapping_sub(u64::from(1 - (this.exact & 1)));
-            let _zero = this.find(tables, &space, at);
+            // Return addresses are few and come again and again, so most rules are remembered.
+            if let Some(rule) = tables.remembered(space.version, at) {
+                this.row = u64::from(rule.0);
+                this.place = place::RULE;
+            } else {
+                tables.find(this, &space, at);
+            }
             let this = opaque::place(&mut *this);
             // What is no code at all was no return address. Where the thread was interrupted is true in any case.
             if this.place == place::UNKNOWN && this.stored > 0 {
@@ -270,27 +279,21 @@ impl NativeWalk {
         None
     }
 
-    /// Finds what is known of an address: [`NativeWalk::place`], and the row where there is one.
-    ///
-    /// Return addresses are few and come again and again, so most rules are remembered, and neither search is needed.
+    /// Finds what is known of an address whose rule is not remembered: [`NativeWalk::place`], and the row where there is one. Only
+    /// to be called by [`Tables::find`].
     #[inline(always)]
-    fn find<T: Tables>(&mut self, tables: &T, space: &Space, at: u64) -> u64 {
-        if let Some(rule) = tables.remembered(space.version, at) {
-            self.row = u64::from(rule.0);
-            self.place = place::RULE;
-            return 0;
-        }
+    pub fn find<T: Tables + ?Sized>(&mut self, tables: &T, space: &Space, at: u64) {
         // One comparison, which holds of no address while there is no range.
         let inside = at.wrapping_sub(self.range.start) < self.range.end.wrapping_sub(self.range.start);
         if !inside && self.find_range(tables, space.first, space.count, at) == 0 {
             self.place = place::UNKNOWN;
-            return 0;
+            return;
         }
         let this = opaque::place(&mut *self);
         if this.range.rows == 0 {
             let stop = this.range.first_row != no_table::FRAME_POINTERS;
             this.place = if stop { place::STOP } else { place::FRAME_POINTERS };
-            return 0;
+            return;
         }
         let _zero = this.find_row(tables, at);
         let this = opaque::place(&mut *this);
@@ -300,29 +303,23 @@ impl NativeWalk {
         if rule.kind() != kind::GAP {
             tables.remember(space.version, at, rule);
         }
-        0
     }
 
-    /// Reads the word of the stack at an address: into [`NativeWalk::word`]. 0: it cannot be read.
+    /// Reads the word of the stack at an address into the beginning of the buffer. 0: it cannot be read. Only to be called by
+    /// [`UserMemory::load`].
     ///
     /// What follows it on its page is read with it: callers' frames, most of which are small.
     #[inline(always)]
-    fn load<M: UserMemory + ?Sized>(&mut self, memory: &M, stack: &mut StackBuffer, address: u64) -> u64 {
-        let behind = address.wrapping_sub(self.window);
-        if behind <= self.window_reach && self.window != 0 {
-            self.word = stack.u64(behind as u32);
-            return 1;
-        }
+    pub fn load<M: UserMemory + ?Sized>(&mut self, memory: &M, stack: &mut StackBuffer, address: u64) -> u64 {
         let mut len = (PAGE - (address & (PAGE - 1))).min(STACK_READ as u64);
         if address & 7 != 0 || stack.fill(memory, address, len as u32).is_err() {
             len = 8;
             if stack.fill(memory, address, 8).is_err() {
-                self.window = 0;
+                self.window_words = 0;
                 return 0;
             }
         }
-        (self.window, self.window_reach) = (address, len - 8);
-        self.word = stack.u64(0);
+        (self.window, self.window_words) = (address, len - 7);
         1
     }
 
@@ -335,10 +332,12 @@ impl NativeWalk {
         base: u64,
         offset: u32,
     ) -> Result<u64, StopReason> {
-        if self.load(memory, stack, base.wrapping_add(u64::from(offset))) == 0 {
+        let address = base.wrapping_add(u64::from(offset));
+        let inside = address.wrapping_sub(self.window) < self.window_words;
+        if !inside && memory.load(self, stack, address) == 0 {
             return Err(StopReason::UnreadableStack);
         }
-        Ok(opaque::place(&mut *self).word)
+        Ok(stack.u64(address.wrapping_sub(opaque::place(&mut *self).window) as u32))
     }
 
     /// Finds the range that holds an address: the last one that starts at or below it, if that reaches so far. Gives 1, or 0
@@ -347,7 +346,7 @@ impl NativeWalk {
     /// Both searches (the other is [`pages`]) are functions of their own, and choose with masks and not with branches: the
     /// verifier has one state behind each halving, and one behind the call.
     #[inline(never)]
-    fn find_range<T: Tables>(&mut self, tables: &T, first: u32, count: u32, at: u64) -> u64 {
+    fn find_range<T: Tables + ?Sized>(&mut self, tables: &T, first: u32, count: u32, at: u64) -> u64 {
         let (first, count) = (u64::from(first), u64::from(count));
         let (mut below, mut bit) = (0, 1_u64 << RANGE_SEARCH_STEPS);
         self.range = Range::default();
@@ -420,7 +419,7 @@ impl NativeWalk {
 
 /// All bits when `value` is not above `limit`, else none; both below 2^63.
 #[inline(always)]
-fn not_above<T: Tables>(tables: &T, value: u64, limit: u64) -> u64 {
+fn not_above<T: Tables + ?Sized>(tables: &T, value: u64, limit: u64) -> u64 {
     // The difference is negative when it is above: its shifted sign is inverted.
     let sign = tables.hide(limit.wrapping_sub(value)).cast_signed() >> 63;
     !tables.hide(sign.cast_unsigned())
@@ -429,4 +428,4 @@ fn not_above<T: Tables>(tables: &T, value: u64, limit: u64) -> u64 {
 const _: () = assert!(core::mem::size_of::<Row>() == 8);
 const _: () = assert!(core::mem::size_of::<Range>() == 32);
 const _: () = assert!(core::mem::size_of::<Space>() == 24);
-const _: () = assert!(core::mem::size_of::<NativeWalk>() == 248);
+const _: () = assert!(core::mem::size_of::<NativeWalk>() == 240);

@@ -5,7 +5,7 @@ use crate::sample::Scratch;
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use tachyon_common::layout::Layout;
 use tachyon_common::opaque;
-use tachyon_common::unwind::StackBuffer;
+use tachyon_common::unwind::{NativeWalk, StackBuffer};
 use tachyon_common::walk::{CodeBuffer, Content, FrameWalk, Identified, OwnStack, StackScan, Unreadable, UserMemory};
 
 /// Memory of the interrupted process. Pages that are not present are unreadable: no helper may fault here.
@@ -35,6 +35,9 @@ impl UserMemory for CurrentProcess {
         if identified == Identified::OfAnotherFile as u64 {
             let _zero = identify_file();
         }
+        if identified != Identified::Unreadable as u64 {
+            let _zero = identify_table();
+        }
         let _same = (opaque::place(walk), opaque::place(buffer));
         identified != Identified::Unreadable as u64
     }
@@ -45,6 +48,15 @@ impl UserMemory for CurrentProcess {
         let scan = opaque::place(scan);
         let _zero = look_at_eight(eight);
         let _same = opaque::place(scan);
+    }
+
+    #[inline(always)]
+    fn load(&self, walk: &mut NativeWalk, stack: &mut StackBuffer, address: u64) -> u64 {
+        // As above.
+        let (walk, stack) = (opaque::place(walk), opaque::place(stack));
+        let loaded = load_word(address);
+        let _same = (opaque::place(walk), opaque::place(stack));
+        loaded
     }
 
     #[inline(always)]
@@ -93,6 +105,16 @@ pub extern "C" fn identify_file() -> u64 {
     0
 }
 
+/// [`FrameWalk::identify_table`] of this CPU's scratch, likewise. Always 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn identify_table() -> u64 {
+    let Some(state) = Scratch::state() else { return 0 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    state.walk.identify_table(&CurrentProcess, layout, &mut state.code_buffer);
+    0
+}
+
 /// [`StackScan::look_at_eight`] of this CPU's scratch, likewise. Always 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -100,6 +122,14 @@ pub extern "C" fn look_at_eight(eight: u32) -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
     state.search.scan.look_at_eight(state.own_stack, &state.stack_buffer, eight);
     0
+}
+
+/// [`NativeWalk::load`] of this CPU's scratch, likewise: 1 or 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn load_word(address: u64) -> u64 {
+    let Some(state) = Scratch::state() else { return 0 };
+    state.native.load(&CurrentProcess, &mut state.stack_buffer, address)
 }
 
 /// [`Content::pieces`] of this CPU's scratch, likewise. Always 0.

@@ -79,10 +79,13 @@ pub fn look_up(codes: &mut Codes, code: u64, identity: &mut CodeIdentity) -> u64
     codes.look_up(&CurrentProcess, &Maps, code, identity)
 }
 
-/// [`Codes::note`]. A function of its own for the verifier: its four places to look are not multiplied with what follows.
+/// [`Codes::note`] of this CPU's scratch. A global function, as [`crate::sample::walk_python_frames`] is: its four places to look are
+/// not multiplied with what follows. Always 0.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn note(codes: &mut Codes, image: u64, index: usize, code: u64, identity: &CodeIdentity) -> u64 {
-    codes.note(&Maps, image, index, code, identity);
+pub extern "C" fn note_code(index: u32, code: u64) -> u64 {
+    let Some(state) = Scratch::state() else { return 0 };
+    state.codes.note(&Maps, state.process.image, index as usize, code, &state.walk.identity);
     0
 }
 

@@ -12,7 +12,7 @@ use tachyon_common::event::{RawFrame, SampleRecord};
 use tachyon_common::limits::{NATIVE_FRAMES_PER_CALL, NATIVE_FRAMES_PER_STEP, ROWS_PER_CHUNK, RULE_SLOTS};
 use tachyon_common::opaque;
 use tachyon_common::stop::StopReason;
-use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Rule, Tables};
+use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Rule, Space, Tables};
 use tachyon_common::walk::mix;
 
 /// The tables in their maps.
@@ -64,6 +64,15 @@ impl Tables for MapTables {
     }
 
     #[inline(always)]
+    fn find(&self, walk: &mut NativeWalk, _space: &Space, at: u64) {
+        // Both are those of this CPU's scratch, which the function looks up itself: the compiler must not think that they do not
+        // change.
+        let walk = opaque::place(walk);
+        let _zero = find_rule(at);
+        let _same = opaque::place(walk);
+    }
+
+    #[inline(always)]
     fn machine(&self) -> u32 {
         config!(machine)
     }
@@ -81,6 +90,15 @@ impl Tables for MapTables {
         }
         word
     }
+}
+
+/// [`NativeWalk::find`] of this CPU's scratch. A global function, as `sample::frames::walk_python_frames` is. Always 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn find_rule(at: u64) -> u64 {
+    let Some(state) = Scratch::state() else { return 0 };
+    state.native.find(&MapTables, &state.space, at);
+    0
 }
 
 #[inline(always)]

@@ -47,7 +47,7 @@ pub fn index(rows: &[Row]) -> impl Iterator<Item = Row> {
 impl NativeWalk {
     /// Finds the row that holds at an address of the present range: the last one that starts at or below it.
     #[inline(never)]
-    pub(super) fn find_row<T: Tables>(&mut self, tables: &T, at: u64) -> u64 {
+    pub(super) fn find_row<T: Tables + ?Sized>(&mut self, tables: &T, at: u64) -> u64 {
         let pc = at.wrapping_sub(self.range.bias);
         let (first, rows) = (u64::from(self.range.first_row), u64::from(self.range.rows));
         self.row = u64::from(Rule::GAP.0);

@@ -66,8 +66,8 @@ impl CodeIdentity {
         true
     }
 
-    /// Reads the head of the code object at `code`, and what is shown of it: all, if its file is that of the code object before,
-    /// whose name need not be read again while its process is stopped.
+    /// Reads the head of the code object at `code`, and its name. Its file's name must be read, too, if it is not that of the code object
+    /// before, which need not be read again while its process is stopped; then the [rest](Self::read_table).
     #[inline(always)]
     pub(super) fn read<M: UserMemory + ?Sized>(
         &mut self,
@@ -84,25 +84,16 @@ impl CodeIdentity {
         content.qualname = self.qualname;
         content.filename = self.filename;
         content.linetable = self.linetable;
-        if !content.begin_code(memory, layout) {
-            return Identified::OfAnotherFile;
-        }
-        self.finish(content);
-        Identified::Whole
+        if content.name(memory, layout) { Identified::OfTheSameFile } else { Identified::OfAnotherFile }
     }
 
-    /// Reads the rest, the file's name as well.
+    /// Reads the line table, and computes the fingerprint.
     #[inline(always)]
-    pub(super) fn read_file<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, content: &mut Content) {
-        content.file_and_table(memory, layout);
-        self.finish(content);
-    }
-
-    #[inline(always)]
-    const fn finish(&mut self, content: &Content) {
+    pub(super) fn read_table<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, content: &mut Content) {
+        content.line_table(memory, layout);
         self.lacks = content.lacks;
-        let sizes = self.firstlineno.cast_unsigned() as u64 | ((self.code_units as u64) << 32);
-        self.fingerprint = mix(mix(content.hash(), sizes), content.lacks as u64);
+        let sizes = u64::from(self.firstlineno.cast_unsigned()) | (u64::from(self.code_units) << 32);
+        self.fingerprint = mix(mix(content.hash(), sizes), u64::from(content.lacks));
     }
 }
 
@@ -112,9 +103,9 @@ impl CodeIdentity {
 pub enum Identified {
     /// Its head cannot be read.
     Unreadable,
-    /// All that is shown of it.
-    Whole,
-    /// Its head and its name: its file is another one than that of the code object before.
+    /// Its head and its name: its file is that of the code object before.
+    OfTheSameFile,
+    /// The same: its file is another one.
     OfAnotherFile,
 }
 
@@ -135,9 +126,10 @@ pub fn code_identity<M: UserMemory + ?Sized>(
     buffer.content.file = *file;
     match identity.read(memory, layout, (seed, code), buffer) {
         Identified::Unreadable => return Err(StopReason::UnreadableCode),
-        Identified::OfAnotherFile => identity.read_file(memory, layout, &mut buffer.content),
-        Identified::Whole => {}
+        Identified::OfAnotherFile => buffer.content.file_name(memory, layout),
+        Identified::OfTheSameFile => {}
     }
+    identity.read_table(memory, layout, &mut buffer.content);
     *file = buffer.content.file;
     Ok(identity)
 }

@@ -113,24 +113,25 @@ impl Content {
         self.pieces = HASH_PIECES_PER_SAMPLE;
     }
 
-    /// Hashes the name, and the line table; false, and not the latter, when the file's name must be hashed before it.
+    /// Hashes the name; false when the file's name must be hashed, too.
     #[inline(always)]
-    pub(super) fn begin_code<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) -> bool {
+    pub(super) fn name<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) -> bool {
         self.lacks = 0;
         self.qualname_hash = self.text(memory, layout, self.qualname, lacks::QUALNAME);
-        if self.file.object != self.filename || self.filename == 0 {
-            return false;
-        }
-        self.table_hash = self.table(memory, layout);
-        true
+        self.file.object == self.filename && self.filename != 0
     }
 
-    /// Hashes the file's name, and then the line table, which may take all that may be read.
+    /// Hashes the file's name.
     #[inline(always)]
-    pub(super) fn file_and_table<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) {
+    pub(super) fn file_name<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) {
         let hash = self.text(memory, layout, self.filename, lacks::FILENAME);
         let whole = self.lacks & lacks::FILENAME == 0;
         self.file = TextHash { object: if whole { self.filename } else { 0 }, hash };
+    }
+
+    /// Hashes the line table, after both names, for it may take all that may be read.
+    #[inline(always)]
+    pub(super) fn line_table<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) {
         self.table_hash = self.table(memory, layout);
     }
 
@@ -248,7 +249,11 @@ impl Content {
             self.seed,
             self.seed.wrapping_sub(PRIMES[0]),
         ];
-        let mut lanes = self.blocks::<MOST, CONTENT_AT>(lanes, bytes.min(have));
+        // By way of memory: the verifier would follow the loop once for each.
+        (self.left, self.from) = (have, u64::from(bytes));
+        let this = opaque::place(&mut *self);
+        let (have, bytes) = (this.left, this.from as u32);
+        let mut lanes = this.blocks::<MOST, CONTENT_AT>(lanes, opaque::min(u64::from(bytes), u64::from(have)) as u32);
         if bytes > have {
             self.lanes = lanes;
             (self.from, self.left, self.failed) = (start.wrapping_add(u64::from(have)), bytes - have, 0);

@@ -5,6 +5,7 @@ use super::memory::{Unreadable, UserMemory, read_u32, read_u64};
 use super::thread::ThreadPointer;
 use crate::event::status;
 use crate::layout::Layout;
+use crate::opaque;
 use crate::process::ProcessEntry;
 
 /// State of a thread at the moment of the sample, beside its frames.
@@ -64,11 +65,11 @@ pub fn thread_facts<M: UserMemory + ?Sized>(
     if has_exception(layout, process, thread) {
         facts.status |= status::HAS_EXCEPTION;
     }
-    if facts.status & status::HAS_GIL == 0
-        && Layout::present(layout.tstate_gil_requested)
-        && thread.u32(layout.tstate_gil_requested) != 0
-    {
-        facts.status |= status::GIL_REQUESTED;
+    if Layout::present(layout.tstate_gil_requested) {
+        // Who holds it does not ask for it. No branch: the verifier would follow all that comes after for each sum of bits.
+        let without = opaque::differ(u64::from(facts.status & status::HAS_GIL), u64::from(status::HAS_GIL));
+        let requested = opaque::differ(u64::from(thread.u32(layout.tstate_gil_requested)), 0);
+        facts.status |= status::GIL_REQUESTED * (without & requested) as u32;
     }
     facts.gc_frame = gc_frame(layout, &interp);
     if facts.gc_frame != 0 {

@@ -284,7 +284,7 @@ impl FrameWalk {
         buffer.fill_at::<M, FRAMES_READ, FRAME_READ>(memory, frame, u32::from(layout.frame_read)).is_ok()
     }
 
-    /// Reads what tells a code object from others. Only to be called by [`UserMemory::identify`].
+    /// Reads what tells a code object from others, up to its file's name. Only to be called by [`UserMemory::identify`].
     #[inline(always)]
     pub fn identify<M: UserMemory + ?Sized>(
         &mut self,
@@ -298,11 +298,17 @@ impl FrameWalk {
         self.identity.read(memory, layout, (seed, code), buffer)
     }
 
-    /// Reads the rest where its file is [another one](Identified::OfAnotherFile), likewise.
+    /// Reads its file's name where that is [another one](Identified::OfAnotherFile), likewise.
     #[inline(always)]
     pub fn identify_file<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, buffer: &mut CodeBuffer) {
-        self.identity.read_file(memory, layout, &mut buffer.content);
+        buffer.content.file_name(memory, layout);
         self.file = buffer.content.file;
+    }
+
+    /// Reads its line table, likewise.
+    #[inline(always)]
+    pub fn identify_table<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, buffer: &mut CodeBuffer) {
+        self.identity.read_table(memory, layout, &mut buffer.content);
     }
 }
 

@@ -6,7 +6,7 @@ use super::content::Content;
 use super::frames::FrameWalk;
 use super::owner::{OwnStack, StackScan};
 use crate::layout::Layout;
-use crate::unwind::StackBuffer;
+use crate::unwind::{NativeWalk, StackBuffer};
 
 /// Some of the bytes asked for could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,15 +29,16 @@ pub trait UserMemory {
     }
 
     /// Reads what the code object at `code` is into the walk and into `buffer`; false when it cannot be read:
-    /// [`FrameWalk::identify`] and [`FrameWalk::identify_file`]. The kernel side has each as a function of its own, which its
-    /// verifier looks at once.
+    /// [`FrameWalk::identify`], [`FrameWalk::identify_file`] and [`FrameWalk::identify_table`]. The kernel side has each as a
+    /// function of its own, which its verifier looks at once.
     #[inline(always)]
     fn identify(&self, walk: &mut FrameWalk, layout: &Layout, seed: u64, code: u64, buffer: &mut CodeBuffer) -> bool {
         match walk.identify(self, layout, seed, code, buffer) {
             Identified::Unreadable => return false,
             Identified::OfAnotherFile => walk.identify_file(self, layout, buffer),
-            Identified::Whole => {}
+            Identified::OfTheSameFile => {}
         }
+        walk.identify_table(self, layout, buffer);
         true
     }
 
@@ -45,6 +46,12 @@ pub trait UserMemory {
     #[inline(always)]
     fn look_at_eight(&self, scan: &mut StackScan, stack: OwnStack, buffer: &StackBuffer, eight: u32) {
         scan.look_at_eight(stack, buffer, eight);
+    }
+
+    /// Reads a word of the native stack: [`NativeWalk::load`], likewise.
+    #[inline(always)]
+    fn load(&self, walk: &mut NativeWalk, stack: &mut StackBuffer, address: u64) -> u64 {
+        walk.load(self, stack, address)
     }
 
     /// Hashes what is left of a long string or line table: [`Content::pieces`], likewise.

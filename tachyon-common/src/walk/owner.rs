@@ -180,17 +180,14 @@ impl StackScan {
         }
         // What is found is kept in memory: for the verifier all turns end alike.
         let this = opaque::place(&mut *self);
-        let frame = this.frame;
         let mut eight = 16;
         while eight > 0 {
             eight -= 1;
-            if has_equal(buffer, eight * 64, frame) {
-                memory.look_at_eight(this, stack, buffer, eight);
-            }
+            memory.look_at_eight(this, stack, buffer, eight);
         }
         let mut register = 0;
         while register < 16 {
-            if registers[register] == frame {
+            if registers[register] == this.frame {
                 this.place = 1;
             }
             register += 1;
@@ -200,6 +197,9 @@ impl StackScan {
     /// Looks at eight words of the piece that was read last. Only to be called by [`UserMemory::look_at_eight`].
     #[inline(always)]
     pub fn look_at_eight(&mut self, stack: OwnStack, buffer: &StackBuffer, eight: u32) {
+        if !has_equal(buffer, eight.wrapping_mul(64), self.frame) {
+            return;
+        }
         let piece = u64::from(self.piece.wrapping_sub(1));
         let start = (stack.sp & !1023).wrapping_add(piece * 1024).wrapping_add(u64::from(eight) * 64);
         let mut word = 8;

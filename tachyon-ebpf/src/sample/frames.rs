@@ -17,7 +17,6 @@ use tachyon_common::walk::{CodeIdentity, FrameSink, FrameWalk, Link};
 /// Puts frames into the sample and remembers which code objects are new.
 struct SampleFrames<'a> {
     frames: *mut RawFrame,
-    image: u64,
     codes: &'a mut Codes,
 }
 
@@ -37,12 +36,15 @@ impl FrameSink for SampleFrames<'_> {
     }
 
     #[inline(always)]
-    fn store(&mut self, index: usize, raw: RawFrame, identity: &CodeIdentity) {
+    fn store(&mut self, index: usize, raw: RawFrame, _identity: &CodeIdentity) {
         let slot = self.slot(index);
         // SAFETY: `slot` is inside the scratch value.
         unsafe { slot.write(raw) };
         if self.codes.known == 0 {
-            let _zero = names::note(self.codes, self.image, index, raw.code, identity);
+            // Both are those of this CPU's scratch, which the function looks up itself.
+            let codes = opaque::place(&mut *self.codes);
+            let _zero = names::note_code(index as u32, raw.code);
+            let _same = opaque::place(codes);
         }
     }
 
@@ -62,8 +64,7 @@ impl FrameSink for SampleFrames<'_> {
 pub extern "C" fn walk_python_frames() -> u64 {
     let Some((sample, state)) = Scratch::sample_and_state() else { return u64::from(GOES_ON) };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return u64::from(GOES_ON) };
-    let mut frames =
-        SampleFrames { frames: sample.frames.as_mut_ptr(), image: state.process.image, codes: &mut state.codes };
+    let mut frames = SampleFrames { frames: sample.frames.as_mut_ptr(), codes: &mut state.codes };
     let mut ended = None;
     let mut looks = 0;
     while looks < PY_FRAMES_PER_CALL && ended.is_none() {

@@ -170,6 +170,7 @@ fn tools_for(args: &BenchArgs, cpus: String) -> Result<(PathBuf, Tools)> {
         tachyon: profiler(args)?,
         py_spy: tools::py_spy(&python)?,
         cpus,
+        everywhere: Cell::new(false),
         work: tempfile::tempdir().context("cannot create a directory for profiles")?,
         keeps_names: Cell::new(false),
     };

@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use serde::Deserialize;
 use tempfile::TempDir;
 
-use super::probe;
+use super::{machine, probe};
 use crate::{cache, command, zoo};
 
 /// How often a profiler that goes on is interrupted again, and how long it has to end each time.
@@ -104,6 +104,8 @@ pub(crate) struct Tools {
     pub(crate) py_spy: PathBuf,
     /// In the form for `taskset -c`.
     pub(crate) cpus: String,
+    /// Whether they may use all others as well, as where nobody has reserved any.
+    pub(crate) everywhere: Cell<bool>,
     pub(crate) work: TempDir,
     /// Whether this profiler keeps names of native functions for later recordings, in a folder of the benchmark's own, and knows those
     /// of earlier ones. Otherwise it knows nothing of any file.
@@ -183,7 +185,8 @@ impl Tools {
         let path = |name: &str| self.work.path().join(format!("{}.{name}", tool.name()));
         let (profile, report, log) = (path("profile"), path("report.json"), path("log"));
         let mut line = Command::new("taskset");
-        line.args(["-c", &self.cpus]).arg(&program);
+        let all = machine::allowed_cpus().iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        line.args(["-c", if self.everywhere.get() { &all } else { &self.cpus }]).arg(&program);
         if tool == Tool::Perf {
             let Aim::Pid(pid) = aim else { bail!("{} profiles one process", tool.name()) };
             line.args(["record", "-g", "-F", &rate_hz.to_string(), "-p", &pid.to_string(), "-o"]).arg(profile);
