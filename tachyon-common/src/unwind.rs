@@ -81,8 +81,8 @@ pub trait Tables {
     /// Is told which rule holds at an address of the space with this [`Space::version`].
     #[inline(always)]
     fn remember(&self, _version: u32, _at: u64, _rule: Rule) {}
-    /// Finds what is known of an address whose rule is not remembered: [`NativeWalk::find`]. The kernel side has it as a function of its own, which its verifier
-    /// looks at once.
+    /// Finds what is known of an address whose rule is not remembered: [`NativeWalk::find`]. The kernel side has it as a function of
+    /// its own, which its verifier looks at once.
     #[inline(always)]
     fn find(&self, walk: &mut NativeWalk, space: &Space, at: u64) {
         walk.find(self, space, at);
