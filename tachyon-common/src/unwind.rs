@@ -279,8 +279,8 @@ impl NativeWalk {
         None
     }
 
-    /// Finds what is known of an address whose rule is not remembered: [`NativeWalk::place`], and the row where there is one. Only
-    /// to be called by [`Tables::find`].
+    /// Finds what is known of an address whose rule is not remembered, and the row where there is one. Only to be called by
+    /// [`Tables::find`].
     #[inline(always)]
     pub fn find<T: Tables + ?Sized>(&mut self, tables: &T, space: &Space, at: u64) {
         // One comparison, which holds of no address while there is no range.
