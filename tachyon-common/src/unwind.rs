@@ -279,7 +279,7 @@ impl NativeWalk {
         None
     }
 
-    /// Finds what is known of an address whose rule is not remembered, and the row where there is one. Only to be called by
+    /// Finds out what is known of an address whose rule is not remembered, and keeps that for the next step. Only to be called by
     /// [`Tables::find`].
     #[inline(always)]
     pub fn find<T: Tables + ?Sized>(&mut self, tables: &T, space: &Space, at: u64) {

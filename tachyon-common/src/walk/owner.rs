@@ -109,13 +109,8 @@ pub(super) fn is_in_slots(slots: &SlotBuffer, tstate: u64) -> bool {
     differs >> 63 == 0
 }
 
-/// Whether one of the eight words at an offset, a multiple of 64, has this value.
-#[inline(always)]
-fn has_equal<const BYTES: usize, const WORDS: usize>(words: &Buffer<BYTES, WORDS>, at: u32, value: u64) -> bool {
-    opaque::word(difference_of_eight(words, at, value)) >> 63 == 0
-}
-
-/// A word with its sign set where none of those eight has this value: no branch, for the verifier would follow each.
+/// A word with its sign set where none of the eight words at an offset, a multiple of 64, has this value: no branch, for the verifier
+/// would follow each.
 #[inline(always)]
 fn difference_of_eight<const BYTES: usize, const WORDS: usize>(
     words: &Buffer<BYTES, WORDS>,
@@ -197,9 +192,6 @@ impl StackScan {
     /// Looks at eight words of the piece that was read last. Only to be called by [`UserMemory::look_at_eight`].
     #[inline(always)]
     pub fn look_at_eight(&mut self, stack: OwnStack, buffer: &StackBuffer, eight: u32) {
-        if !has_equal(buffer, eight.wrapping_mul(64), self.frame) {
-            return;
-        }
         let piece = u64::from(self.piece.wrapping_sub(1));
         let start = (stack.sp & !1023).wrapping_add(piece * 1024).wrapping_add(u64::from(eight) * 64);
         let mut word = 8;

@@ -41,7 +41,7 @@ impl FrameSink for SampleFrames<'_> {
         // SAFETY: `slot` is inside the scratch value.
         unsafe { slot.write(raw) };
         if self.codes.known == 0 {
-            // Both are those of this CPU's scratch, which the function looks up itself.
+            // In this CPU's scratch, where the function looks up both them and what the walk has read of the code object.
             let codes = opaque::place(&mut *self.codes);
             let _zero = names::note_code(index as u32, raw.code);
             let _same = opaque::place(codes);

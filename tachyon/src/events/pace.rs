@@ -17,7 +17,8 @@ const PROMPT: Duration = Duration::from_millis(200);
 const PROMPT_FOR: Duration = Duration::from_secs(5);
 
 /// The same while samples meet code whose unwind rules are not made yet: the sooner the ring is read, the fewer samples are cut
-/// there. Of a page that was met before this is known, and it may never have any: what a JIT compiler makes has none.
+/// there. Of a page that was met before this is known, and it may never have any: the file's rules make no sense, or there was no
+/// room for their table.
 const BRISK: Duration = Duration::from_millis(20);
 /// How long such a sample makes the reader read sooner: more such code often follows, so it reads again after this long, and then
 /// each time when twice as much has passed.

@@ -3,8 +3,8 @@
 //! A program that alternates between one thing for 5 ms and another for 5 ms is met in the same one by every firing of a 10 ms timer: 0
 //! : 100 where 50 : 50 is true. So each CPU's interval is drawn anew: once at the start, then about twice a second, and ever more
 //! rarely as the recording goes on, down to once in two seconds, for each draw wakes a thread and interrupts every CPU. How often
-//! matters little: an interval that happens to be in step spoils more samples the longer it lasts, but such intervals are then rarer,
-//! and none lasts longer than a fifth of what has been recorded by then.
+//! matters little: an interval that happens to be in step spoils more samples the longer it lasts, but such intervals are then rarer.
+//! After the first seconds none that was drawn later lasts longer than a fifth of what had been recorded before it.
 //!
 //! When the kernel is given another interval (`PERF_EVENT_IOC_PERIOD`), it forgets how much of the old one had passed
 //! (`__perf_event_period()`, kernel/events/core.c): that moves the phase to anywhere, and costs half an interval on average.

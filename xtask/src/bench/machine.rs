@@ -116,6 +116,11 @@ pub(crate) fn allowed_cpus() -> Vec<usize> {
     parse_cpus(&list)
 }
 
+/// CPUs in the form for `taskset -c`.
+pub(crate) fn listed(cpus: &[usize]) -> String {
+    cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+}
+
 fn parse_cpus(list: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -132,6 +137,7 @@ mod tests {
     fn cpu_lists() {
         assert_eq!(parse_cpus("0-3,6"), [0, 1, 2, 3, 6]);
         assert_eq!(parse_cpus("5"), [5]);
+        assert_eq!(listed(&[0, 1, 6]), "0,1,6");
         assert_eq!(parse_cpus(""), [] as [usize; 0]);
         assert!(!allowed_cpus().is_empty());
     }

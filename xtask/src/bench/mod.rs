@@ -118,8 +118,8 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     if others.is_empty() {
         eprintln!("only one CPU: the profilers share it with the target, which the slowdown will show");
     }
-    let others: Vec<String> = if others.is_empty() { &cpus[..] } else { others }.iter().map(usize::to_string).collect();
-    let (python, tools) = tools_for(&args, others.join(","))?;
+    let others = machine::listed(if others.is_empty() { &cpus } else { others });
+    let (python, tools) = tools_for(&args, others)?;
     let mut machine = Machine::look(&python, &[&tools.tachyon, &tools.py_spy])?;
     let counting = zoo::in_sid("3.14").context("hint: cargo xtask zoo")?;
     let hashed = zoo::in_pyenv("3.11").context("hint: pyenv install 3.11")?;

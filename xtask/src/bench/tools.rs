@@ -185,8 +185,8 @@ impl Tools {
         let path = |name: &str| self.work.path().join(format!("{}.{name}", tool.name()));
         let (profile, report, log) = (path("profile"), path("report.json"), path("log"));
         let mut line = Command::new("taskset");
-        let all = machine::allowed_cpus().iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        line.args(["-c", if self.everywhere.get() { &all } else { &self.cpus }]).arg(&program);
+        let cpus = if self.everywhere.get() { machine::listed(&machine::allowed_cpus()) } else { self.cpus.clone() };
+        line.args(["-c", &cpus]).arg(&program);
         if tool == Tool::Perf {
             let Aim::Pid(pid) = aim else { bail!("{} profiles one process", tool.name()) };
             line.args(["record", "-g", "-F", &rate_hz.to_string(), "-p", &pid.to_string(), "-o"]).arg(profile);

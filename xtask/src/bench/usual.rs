@@ -189,7 +189,7 @@ fn start(bench: &Bench) -> Result<f64> {
 }
 
 /// The same measurement where earlier recordings have kept the names of nearly all functions that are met.
-fn with_names<T>(bench: &Bench, measure: impl Fn() -> Result<T>) -> Result<T> {
+fn with_names(bench: &Bench, measure: impl Fn() -> Result<f64>) -> Result<f64> {
     let target = bench.target(DEPTH, 0)?;
     know(bench, &target)?;
     drop(target);
