@@ -31,6 +31,7 @@ pub mod input;
 pub mod inspect;
 #[cfg(not(feature = "internals"))]
 pub(crate) mod inspect;
+pub(crate) mod kept;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod kernel;

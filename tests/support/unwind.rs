@@ -31,6 +31,10 @@ impl TableMemory for PlainTables {
         true
     }
 
+    fn read_rows(&self, first: u32, count: u32) -> Option<Vec<Row>> {
+        (first..first + count).map(|index| self.rows.get(&index).copied()).collect()
+    }
+
     fn write_ranges(&mut self, first: u32, ranges: &[Range]) {
         self.ranges.extend((first..).zip(ranges.iter().copied()));
     }

@@ -34,13 +34,18 @@ pub const fn index_words(pages: u32) -> u32 {
 /// The index of a table whose rows are relative to the first one: what follows its rows.
 pub fn index(rows: &[Row]) -> impl Iterator<Item = Row> {
     let pages = rows.last().map_or(0, |last| pages_of(0, last.pc()));
-    let before = move |page: u32| match page.checked_mul(PAGE_BYTES) {
-        Some(pc) if page < pages => rows.partition_point(|row| row.pc() < pc),
-        _ => rows.len(),
+    // How many rows start before a page, which is no lower than the one asked for last.
+    let mut count = 0;
+    let mut before = move |page: u32| {
+        match page.checked_mul(PAGE_BYTES) {
+            Some(pc) if page < pages => count += rows[count..].iter().take_while(|row| row.pc() < pc).count(),
+            _ => count = rows.len(),
+        }
+        count as u64 & 0xffff
     };
     (0..index_words(pages)).map(move |word| {
-        let counts = (0..=PAGES_PER_WORD).rev().map(|at| before(word * PAGES_PER_WORD + at));
-        Row(counts.fold(0, |word, count| (word << 16) | (count as u64 & 0xffff)))
+        let first = word * PAGES_PER_WORD;
+        Row((0..=PAGES_PER_WORD).fold(0, |counts, at| counts | (before(first + at) << (16 * at))))
     })
 }
 

@@ -5,4 +5,4 @@ mod scan;
 pub mod watch;
 
 pub use filter::Filter;
-pub use scan::{ScannedProcess, descendants, look_at, pids, scan};
+pub use scan::{ScannedProcess, descendants, family, look_at, pids, scan};

@@ -3,7 +3,9 @@
 //! At most one small read for each process (its `stat`), nothing that walks memory: mappings and command lines are read
 //! later, and only for processes that are wanted.
 
+use std::collections::BTreeSet;
 use std::io;
+use std::path::Path;
 
 use crate::remote::{RemoteError, RemoteProcess, Stat};
 use crate::types::Pid;
@@ -50,7 +52,7 @@ pub fn pids() -> io::Result<Vec<Pid>> {
 /// Those of `processes` that descend from `root`, in order of pid, without `root` itself.
 #[must_use]
 pub fn descendants(processes: &[ScannedProcess], root: Pid) -> Vec<Pid> {
-    let mut found = std::collections::BTreeSet::new();
+    let mut found = BTreeSet::new();
     let mut open = vec![root];
     while let Some(parent) = open.pop() {
         for child in processes.iter().filter(|process| process.stat.parent == parent && process.pid != root) {
@@ -58,6 +60,26 @@ pub fn descendants(processes: &[ScannedProcess], root: Pid) -> Vec<Pid> {
                 open.push(child.pid);
             }
         }
+    }
+    found.into_iter().collect()
+}
+
+/// The processes that descend from `root` now, in order of pid, without `root` itself: from the lists of their children that the kernel
+/// has for each of their threads (`/proc/PID/task/TID/children`), or from all processes of the host where it has none
+/// (`CONFIG_PROC_CHILDREN`). While siblings end, one may be left out (proc_tid_children(5)).
+#[must_use]
+pub fn family(root: Pid) -> Vec<Pid> {
+    if !Path::new("/proc/thread-self/children").exists() {
+        return descendants(&scan().unwrap_or_default(), root);
+    }
+    let mut found = BTreeSet::new();
+    let mut open = vec![root];
+    while let Some(parent) = open.pop() {
+        let process = RemoteProcess::at(parent);
+        // A process or thread that has ended has none.
+        let children = process.thread_ids().unwrap_or_default().into_iter();
+        let children = children.flat_map(|tid| process.child_ids(tid).unwrap_or_default()).map(Pid);
+        open.extend(children.filter(|&child| child != root && found.insert(child)));
     }
     found.into_iter().collect()
 }
@@ -84,6 +106,18 @@ mod tests {
         assert_eq!(*me, look_at(own).map(|now| ScannedProcess { stat: me.stat.clone(), ..now }).expect("it runs"));
         assert!(descendants(&found, own).contains(&Pid(child.id())));
         assert!(!descendants(&found, Pid(child.id())).contains(&own));
+        // By other threads' children and their own, too.
+        let mut shell = std::process::Command::new("sh").args(["-c", "sleep 60; true"]).spawn().expect("a shell runs");
+        let (is_grandchild, shell_pid) = (|pid: &Pid| *pid != Pid(shell.id()), Pid(shell.id()));
+        let grandchild = std::iter::repeat_with(|| family(shell_pid)).find_map(|all| all.first().copied());
+        let grandchild = grandchild.filter(is_grandchild).expect("it has a child");
+        let all = family(own);
+        assert!(all.is_sorted() && [child.id(), shell.id(), grandchild.0].iter().all(|&pid| all.contains(&Pid(pid))));
+        assert!(!all.contains(&own) && family(grandchild).is_empty());
+        shell.kill().expect("it runs");
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(grandchild.0.cast_signed()), nix::sys::signal::SIGKILL)
+            .expect("it runs");
+        shell.wait().expect("it ends");
         child.kill().expect("it runs");
         // Not waited for: a zombie.
         while look_at(Pid(child.id())).expect("not waited for").has_memory() {

@@ -48,6 +48,10 @@ impl TableMemory for NativeMaps {
         self.rows.write(first, rows)
     }
 
+    fn read_rows(&self, first: u32, count: u32) -> Option<Vec<Row>> {
+        self.rows.read(first, count)
+    }
+
     fn write_ranges(&mut self, first: u32, ranges: &[Range]) {
         let written = self.ranges.write(first, ranges);
         debug_assert!(written, "the tables know how large the map is");

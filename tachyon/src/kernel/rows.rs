@@ -63,6 +63,11 @@ impl RowChunks {
         self.chunk(first / ROWS_PER_CHUNK).is_some_and(|chunk| chunk.write(first % ROWS_PER_CHUNK, rows))
     }
 
+    /// Reads rows from `first` on; `None`: they are not in one chunk that exists.
+    pub fn read(&self, first: u32, count: u32) -> Option<Vec<Row>> {
+        self.chunks.get((first / ROWS_PER_CHUNK) as usize)?.as_ref()?.read(first % ROWS_PER_CHUNK, count)
+    }
+
     /// A chunk, made if necessary.
     fn chunk(&mut self, index: u32) -> Option<&mut SharedArray<Row>> {
         let slot = self.chunks.get_mut(index as usize)?;

@@ -51,7 +51,18 @@ impl<T: Copy> SharedArray<T> {
 
     /// Reads entries that the other side may be writing: each word of one is old or new.
     pub fn read_all(&self) -> impl Iterator<Item = T> {
-        (0..self.entries as usize).map(|index| {
+        self.read_some(0..self.entries)
+    }
+
+    /// Reads entries from `first` on, likewise; `None`: there are not so many.
+    pub fn read(&self, first: u32, count: u32) -> Option<Vec<T>> {
+        let end = first.checked_add(count).filter(|&end| end <= self.entries)?;
+        Some(self.read_some(first..end).collect())
+    }
+
+    fn read_some(&self, range: std::ops::Range<u32>) -> impl ExactSizeIterator<Item = T> {
+        debug_assert!(range.end <= self.entries, "{range:?} of {}", self.entries);
+        (range.start as usize..range.end.min(self.entries) as usize).map(|index| {
             // SAFETY: the mapping holds as many entries, and lives as long as `self` is borrowed.
             let entry = unsafe { self.address.as_ptr().add(index) };
             // SAFETY: as above; plain data, for which any bytes are valid.

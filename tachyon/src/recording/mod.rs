@@ -83,4 +83,4 @@ pub use segment::{BusyChildren, Hot, Segment, StackCount};
 pub(crate) use start::Clock;
 pub use totals::Totals;
 
-pub use crate::symbolize::native::SymbolCache;
+pub use crate::kept::SymbolCache;

@@ -3,8 +3,8 @@
 use super::made::Told;
 use super::native::NativePlan;
 use crate::discover::Filter;
+use crate::kept::SymbolCache;
 use crate::kernel::{ChosenEvent, Waits};
-use crate::symbolize::native::SymbolCache;
 use crate::types::Pid;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -213,7 +213,8 @@ impl Children {
             && !request.follow_children
         {
             for &pid in pids {
-                let times = children(pid).map(|child| (child, cpu_time_ns(child.0).unwrap_or(0))).collect();
+                let children = discover::family(pid).into_iter();
+                let times = children.map(|child| (child, cpu_time_ns(child.0).unwrap_or(0))).collect();
                 at_start.insert(pid, times);
             }
         }
@@ -226,11 +227,14 @@ impl Children {
         let mut cache = ElfCache::default();
         let mut busy = Vec::new();
         for (&pid, before) in &self.at_start {
-            let count = children(pid)
+            let count = discover::family(pid)
+                .iter()
                 .filter(|child| {
                     let used =
-                        cpu_time_ns(child.0).unwrap_or(0).saturating_sub(before.get(child).copied().unwrap_or(0));
-                    u128::from(used) > threshold && !self.at_start.contains_key(child) && is_python(*child, &mut cache)
+                        cpu_time_ns(child.0).unwrap_or(0).saturating_sub(before.get(*child).copied().unwrap_or(0));
+                    u128::from(used) > threshold
+                        && !self.at_start.contains_key(*child)
+                        && is_python(**child, &mut cache)
                 })
                 .count();
             if count > 0 {
@@ -240,10 +244,6 @@ impl Children {
         busy.sort_by_key(|children| children.pid);
         busy
     }
-}
-
-fn children(pid: Pid) -> impl Iterator<Item = Pid> {
-    discover::descendants(&discover::scan().unwrap_or_default(), pid).into_iter()
 }
 
 fn is_python(pid: Pid, cache: &mut ElfCache) -> bool {

@@ -120,6 +120,7 @@ impl RemoteProcess {
         let read = match name {
             // Reading these never waits for anything of the process's.
             "stat" | "status" | "comm" | "cgroup" => read_here(&path, most),
+            _ if name.ends_with("/children") => read_here(&path, most),
             _ => match aside::whole(self.pid(), &path.to_string_lossy(), most) {
                 Err(Refused::NoHelper) => read_here(&path, most),
                 read => read.map_err(std::io::Error::from),

@@ -88,6 +88,15 @@ impl RemoteProcess {
         Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).take(MAX_TASKS).collect())
     }
 
+    /// The children that one of its threads has (proc_tid_children(5)).
+    ///
+    /// # Errors
+    /// When the thread has ended, or the kernel has no such list.
+    pub fn child_ids(&self, tid: u32) -> Result<Vec<u32>, RemoteError> {
+        let list = self.task_file(tid, "children")?;
+        Ok(String::from_utf8_lossy(&list).split_ascii_whitespace().filter_map(|id| id.parse().ok()).collect())
+    }
+
     /// What one of its threads has done with its time; `None` if it has ended.
     #[must_use]
     pub fn task_times(&self, tid: u32) -> Option<TaskTimes> {

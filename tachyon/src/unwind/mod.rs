@@ -15,5 +15,5 @@ pub use compile::{MAX_ROWS, Refusal, Slice, Table, Windows, compile, compile_vds
 pub use generated::{Generated, GeneratedRules};
 pub use part::{TablePart, parts};
 pub use sparse::{RuleAt, SparseRules};
-pub use store::{Identities, NoRoom, TableMemory, UnwindTables, Wanted};
+pub use store::{Identities, NoRoom, TableMemory, UnwindTables, Wanted, tables_made};
 pub use trampoline::{ARENA, PREFIX, trampolines};

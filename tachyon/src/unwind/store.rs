@@ -11,23 +11,27 @@
 
 mod file;
 mod gone;
+mod kept;
 mod placed;
 mod room;
 mod wanted;
 mod write;
 
+pub use self::kept::tables_made;
 pub use self::wanted::{Identities, NoRoom, TableMemory, Wanted};
 
 pub(super) use self::file::{MACHINE, own_vdso};
 pub(super) use self::placed::{assembly, code_of};
 
-use self::file::{compile_own, identity, path_of, without_table, words};
+use self::file::{identity, path_of, without_table, words};
 use self::placed::{Code, Placed, len_of};
 use self::room::Room;
 use super::compile::{Refusal, Table, Windows, compile_vdso, rules_len};
+use crate::kept::Folder;
 use crate::remote::elf::Elf;
 use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tachyon_common::limits::{MAX_SPACE_RANGES, ROWS_PER_CHUNK};
 use tachyon_common::unwind::{Range, Row, Rule, Space, no_table};
@@ -98,6 +102,8 @@ pub struct UnwindTables {
     swept: Option<Instant>,
     /// Parts of files whose rules were derived from the instructions, for tables made since the last call for them.
     assembly: Vec<(FileIdentity, std::ops::Range<u64>)>,
+    /// Where tables are kept between recordings.
+    folder: Option<Arc<Folder>>,
 }
 
 impl UnwindTables {
@@ -114,7 +120,14 @@ impl UnwindTables {
             starved: HashMap::new(),
             swept: None,
             assembly: Vec::new(),
+            folder: None,
         }
+    }
+
+    /// The same, with the tables of whole files kept between recordings.
+    #[must_use]
+    pub fn keeping(self, folder: Option<&Arc<Folder>>) -> Self {
+        Self { folder: folder.cloned(), ..self }
     }
 
     /// Parts of files, by offset, without rules in `.eh_frame`, whose rules were derived from the instructions: for tables made since
@@ -230,11 +243,8 @@ impl UnwindTables {
     /// Makes the rows of a file that a process is about to map, if they are few, or those of an interpreter.
     pub fn expect(&mut self, file: &MappedFile, interpreter: bool, memory: &mut impl TableMemory) {
         let source = Source::File(file.identity());
-        let Some(elf) =
-            file.open().ok().and_then(|file| Elf::parse(file).ok()).filter(|_| !self.known.contains_key(&source))
-        else {
-            return;
-        };
+        let Some(opened) = file.open().ok().filter(|_| !self.known.contains_key(&source)) else { return };
+        let Ok(elf) = Elf::parse(&opened) else { return };
         let rules = rules_len(&elf).unwrap_or_default();
         let room = self.rows.used <= self.rows.size / UNASKED;
         let code = code_of(&elf);
@@ -242,11 +252,11 @@ impl UnwindTables {
             return;
         }
         // Problems with a file are reported when a process maps it.
-        let Ok(table) = compile_own(&elf) else { return };
+        let (Ok(table), unkept) = kept::table(self.folder.as_ref(), (&opened, &elf), rules) else { return };
         let in_use = self.known.keys().copied().collect();
         if let Some(at) = self.place(&table, u64::MAX, &in_use, memory) {
             self.assembly.extend(assembly(source, &table, &code));
-            self.remember(source, Known::Placed(Placed::whole(at, rules, code, self.calls)));
+            self.remember(source, Known::Placed(Placed { unkept, ..Placed::whole(at, rules, code, self.calls) }));
         }
     }
 
@@ -397,25 +407,26 @@ impl UnwindTables {
         }
         let compiled = match &file {
             Some(file) => file.open().map_err(|error| error.to_string()).and_then(|file| {
-                let elf = Elf::parse(file).map_err(|error| error.to_string())?;
+                let elf = Elf::parse(&file).map_err(|error| error.to_string())?;
                 let rules = known_rules.unwrap_or_else(|| rules_len(&elf).unwrap_or_default());
                 let windows = Windows::of(&elf).filter(|_| elf.machine() == MACHINE);
                 let code = code_of(&elf);
-                let whole =
-                    (windows.is_none() || known_rules.is_some() || all(rules, &code)).then(|| compile_own(&elf));
+                let whole = (windows.is_none() || known_rules.is_some() || all(rules, &code))
+                    .then(|| kept::table(self.folder.as_ref(), (&file, &elf), rules));
                 Ok((code, rules, windows, whole))
             }),
             None => own_vdso().and_then(|bytes| {
                 let elf = Elf::parse(&bytes[..]).map_err(|error| error.to_string())?;
-                Ok((code_of(&elf), 0, None, Some(compile_vdso(&elf))))
+                Ok((code_of(&elf), 0, None, Some((compile_vdso(&elf), None))))
             }),
         };
         let known = match compiled {
             Ok((code, rules, windows, None)) => Known::Placed(Placed::new(windows, rules, code, self.calls)),
-            Ok((code, rules, windows, Some(Ok(table)))) => match self.place(&table, u64::MAX, in_use, memory) {
+            Ok((code, rules, windows, Some((Ok(table), unkept)))) => match self.place(&table, u64::MAX, in_use, memory)
+            {
                 Some(at) => {
                     self.assembly.extend(assembly(source, &table, &code));
-                    Known::Placed(Placed::whole(at, rules, code, self.calls))
+                    Known::Placed(Placed { unkept, ..Placed::whole(at, rules, code, self.calls) })
                 }
                 // Parts of it may fit when they are asked for.
                 None if windows.is_some() => Known::Placed(Placed::new(windows, rules, code, self.calls)),
@@ -425,7 +436,7 @@ impl UnwindTables {
                     return None;
                 }
             },
-            Ok((.., Some(Err(refusal)))) => {
+            Ok((.., Some((Err(refusal), _)))) => {
                 self.refusals.insert(path_of(mapping), refusal.to_string());
                 if matches!(refusal, Refusal::NoTable) { Known::Bare } else { Known::Refused }
             }

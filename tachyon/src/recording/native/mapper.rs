@@ -98,7 +98,7 @@ impl Mapper {
     ) -> Self {
         let (news, told) = channel();
         let stop = Arc::new(AtomicBool::new(false));
-        let tables = maps.tables();
+        let tables = maps.tables().keeping(symbols.folder());
         let worker = Worker {
             kernel,
             maps,
@@ -204,6 +204,7 @@ impl Worker {
             let now = Instant::now();
             self.look_at(|process| process.due.is_some_and(|due| due <= now), SLICE);
         }
+        self.tables.keep(&self.maps);
         self.left_now()
     }
 
@@ -297,6 +298,7 @@ impl Worker {
                 }
             }
             News::Tell(tell) => {
+                self.tables.keep(&self.maps);
                 // The asking thread may have given up waiting.
                 let _gone = tell.send(self.left_now());
             }

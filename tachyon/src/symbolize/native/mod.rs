@@ -28,13 +28,14 @@ use std::time::Duration;
 
 pub use demangle::demangle;
 pub use dwarf::SourceFrame;
-pub use kept::{SymbolCache, tables_read};
+pub use kept::tables_read;
 pub use made::{Image, MadeFunctions, made_name};
 pub use nameless::FunctionNames;
 
 use self::dwarf::Lines;
-use self::kept::{Folder, Kept};
+use self::kept::Kept;
 use self::table::SymbolTable;
+use crate::kept::{Folder, SymbolCache};
 use crate::remote::elf::{Elf, Load};
 use crate::remote::ledger::{self, Work};
 use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess, TargetFile, open_files};
@@ -166,6 +167,12 @@ impl NativeSymbols {
     #[must_use]
     pub fn keeping_names(self, cache: Option<&SymbolCache>) -> Self {
         Self { folder: cache.and_then(SymbolCache::open).map(Arc::new), ..self }
+    }
+
+    /// Where that is; `None`: nothing is kept.
+    #[must_use]
+    pub const fn folder(&self) -> Option<&Arc<Folder>> {
+        self.folder.as_ref()
     }
 
     /// Opens the file behind a mapping, and its debug file, and holds them. `None`: there is no file, it cannot be
@@ -314,8 +321,8 @@ impl NativeFile {
             let debug = debug::debug_file(process, path, &elf).map(Arc::new);
             (debug, elf.loads().to_vec(), elf.build_id().unwrap_or_default())
         };
-        let build_id = debug::hex(&build_id);
         let kept = Kept::of(folder, &build_id, &file, debug.as_deref());
+        let build_id = debug::hex(&build_id);
         let (file, tables, lines) = (Some(Arc::new(file)), None, None);
         Some(Self { object, build_id, file, debug, loads, tables, lines, kept, used: 0, payer: None })
     }

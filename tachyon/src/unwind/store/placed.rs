@@ -1,5 +1,6 @@
 //! One file's tables and where their rows lie; and the resulting ranges for a process that maps the file.
 
+use super::kept::Unkept;
 use super::{Source, Table, Windows};
 use crate::remote::elf::{Elf, ReadAt};
 use crate::remote::{FileIdentity, Mapping};
@@ -40,6 +41,8 @@ pub(super) struct Placed {
     pub(super) code: Vec<Code>,
     /// When it was last asked for, in calls of [`UnwindTables::map`](super::UnwindTables::map).
     pub(super) used: u64,
+    /// Its table was made in this recording, and is to be written down for others.
+    pub(super) unkept: Option<Box<Unkept>>,
 }
 
 #[derive(Debug)]
@@ -62,7 +65,7 @@ pub(in crate::unwind) struct Code {
 
 impl Placed {
     pub(super) fn new(windows: Option<Windows>, rules: u64, code: Vec<Code>, used: u64) -> Self {
-        Self { tables: BTreeMap::new(), windows, met: false, next: 0, rules, code, used }
+        Self { tables: BTreeMap::new(), windows, met: false, next: 0, rules, code, used, unkept: None }
     }
 
     /// With one table for all of the file.

@@ -27,6 +27,10 @@ impl TableMemory for Memory {
         true
     }
 
+    fn read_rows(&self, first: u32, count: u32) -> Option<Vec<Row>> {
+        Some(self.rows.get(first as usize..)?.get(..count as usize)?.to_vec())
+    }
+
     fn write_ranges(&mut self, first: u32, ranges: &[Range]) {
         put(&mut self.ranges, first, ranges, Range::default());
     }
@@ -65,6 +69,37 @@ fn every_executable_byte_of_a_process_is_in_one_range() {
     let rows = tables.rows_used();
     tables.map(&own(), &maps(), 8, &mut memory).expect("own mappings");
     assert_eq!(tables.rows_used(), rows, "a second process shares the tables");
+}
+
+/// Row by row, and where the kernel side looks for them.
+#[test]
+#[cfg_attr(miri, ignore = "reads the machine's own files")]
+fn rules_that_are_kept_are_those_that_were_made() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = crate::kept::SymbolCache::at(folder.path().join("kept"));
+    let folder = Arc::new(cache.open().expect("it is ours"));
+    let unkept = |tables: &UnwindTables| {
+        let placed = tables.known.values().filter_map(|known| match known {
+            Known::Placed(placed) => placed.unkept.as_ref(),
+            _ => None,
+        });
+        placed.count()
+    };
+    let record = || {
+        let (mut memory, mut tables) = (Memory::default(), UnwindTables::new(1 << 22, 1 << 12).keeping(Some(&folder)));
+        tables.map(&own(), &maps(), 7, &mut memory).expect("own mappings");
+        let made = unkept(&tables);
+        // Each time at least one.
+        while unkept(&tables) > 0 {
+            tables.keep(&memory);
+        }
+        (memory, tables.take_assembly(), made)
+    };
+    let (first, assembly, made) = record();
+    assert!(made > 0 && !assembly.is_empty(), "{made} tables, {assembly:?}: the C library's, at least");
+    let (second, assembly_kept, made) = record();
+    assert_eq!((made, assembly_kept), (0, assembly));
+    assert!(first.rows == second.rows && first.ranges == second.ranges);
 }
 
 /// This very stack, from here to where the thread was started, by the walk over this process's own memory.

@@ -10,6 +10,8 @@ pub trait TableMemory {
     /// Writes rows and their index from index `first` on, all of them in one chunk of
     /// [`ROWS_PER_CHUNK`](tachyon_common::limits::ROWS_PER_CHUNK); false when there is no memory for them.
     fn write_rows(&mut self, first: u32, rows: &[Row]) -> bool;
+    /// Reads so many of them back; `None`: they are not there.
+    fn read_rows(&self, first: u32, count: u32) -> Option<Vec<Row>>;
     /// Writes ranges from index `first` on.
     fn write_ranges(&mut self, first: u32, ranges: &[Range]);
     /// The spaces of all processes.

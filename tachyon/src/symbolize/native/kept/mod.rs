@@ -2,16 +2,10 @@
 //! without DWARF.
 //!
 //! Each answer that had to be looked up is noted; at the end, the functions of those answers are compiled: into pieces of
-//! addresses within which nothing changes (`compile`). The next recording finds them by binary search (`names`), read from the
-//! user's own folder (`folder`) in a checked format (`stored`). What is not there is looked up as if nothing were kept.
-//!
-//! Build ids are whatever a file claims. So names are kept for one state of one file, and of its debug file: device, inode, size
-//! and both times of change. A program may make files with any build id, content, size and time of modification, but the time of the
-//! last change is set by the kernel alone, on file systems of this machine; and as long as the victim's file exists, no other has
-//! its inode number. Files elsewhere (FUSE, network) are never kept: their servers say what they like.
+//! addresses within which nothing changes (`compile`). The next recording finds them by binary search (`names`), read from where
+//! [`crate::kept`] has them (`stored`). What is not there is looked up as if nothing were kept.
 
 mod compile;
-mod folder;
 mod names;
 mod stored;
 #[cfg(test)]
@@ -19,16 +13,13 @@ mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-pub(super) use folder::Folder;
-pub use folder::SymbolCache;
+use std::time::Duration;
 
 use self::names::{Names, Writer};
-use self::stored::Key;
 use super::{Detail, NativeFile, NativeName, lock};
+use crate::kept::{Folder, Key, Kind};
+use crate::remote::TargetFile;
 use crate::remote::ledger::{self, Work};
-use crate::remote::{FileState, TargetFile};
 
 /// Most answers of one file that are noted until they are kept.
 const MAX_MISSED: usize = 4096;
@@ -36,11 +27,6 @@ const MAX_MISSED: usize = 4096;
 /// Longest CPU time for keeping names at one time. What there is no time for is kept as far as it was met, and compiled when it is
 /// met again elsewhere.
 const MOST_TIME: Duration = Duration::from_millis(if cfg!(debug_assertions) { 100 } else { 10 });
-
-/// A file that has changed this recently may change again without a new time: clocks of file systems tick up to 10 ms apart, and
-/// those that count in seconds, once a second.
-const TICK: Duration = Duration::from_millis(20);
-const LONG_TICK: Duration = Duration::from_millis(2_100);
 
 /// How many symbol tables and how many files' DWARF this process has read because no kept name answered.
 static TABLES_READ: AtomicU64 = AtomicU64::new(0);
@@ -101,13 +87,13 @@ impl Kept {
     /// For a file and its debug file, before anything else is read from them.
     pub(super) fn of(
         folder: Option<&Arc<Folder>>,
-        build_id: &str,
+        build_id: &[u8],
         file: &TargetFile,
         debug: Option<&TargetFile>,
     ) -> Self {
         let place = folder.filter(|_| !build_id.is_empty()).and_then(|folder| {
-            let key = key(build_id, file, debug)?;
-            Some(Place { folder: Arc::clone(folder), name: file_name(&key)?, key })
+            let key = Key::of(build_id, file, debug)?;
+            Some(Place { folder: Arc::clone(folder), name: key.file_name(Kind::Names)?, key })
         });
         Self { place, ..Self::default() }
     }
@@ -141,7 +127,7 @@ impl Kept {
     fn take(&mut self, file: &TargetFile, debug: Option<&TargetFile>) -> Option<(Writer, Vec<(NativeName, Detail)>)> {
         let missed = std::mem::take(&mut self.missed);
         let place = self.place.as_ref().filter(|_| !missed.is_empty())?;
-        if key(&place.key.build_id, file, debug).as_ref() != Some(&place.key) {
+        if Key::of(&place.key.build_id, file, debug).as_ref() != Some(&place.key) {
             self.place = None;
             return None;
         }
@@ -175,37 +161,4 @@ impl Kept {
         const MISSED: usize = 512;
         self.names.as_ref().map_or(0, Names::bytes) + self.missed.len() * MISSED
     }
-}
-
-/// What names of a file depend on; `None`: the file system may say anything of it, or has only just seen it change.
-fn key(build_id: &str, file: &TargetFile, debug: Option<&TargetFile>) -> Option<Key> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    let state = |file: &TargetFile| {
-        let state = file.state().filter(|state| is_settled(state, now))?;
-        Some(state.into())
-    };
-    let debug = match debug {
-        Some(debug) => Some(state(debug)?),
-        None => None,
-    };
-    let version = env!("CARGO_PKG_VERSION").to_owned();
-    Some(Key { version, build_id: build_id.to_owned(), file: Some(state(file)?), debug })
-}
-
-/// Whether any change from now on would give the file another time.
-fn is_settled(state: &FileState, now: Duration) -> bool {
-    let (seconds, nanoseconds) = state.changed;
-    let Some(changed) = u64::try_from(seconds).ok().zip(u32::try_from(nanoseconds).ok()) else { return false };
-    let tick = if changed.1 == 0 { LONG_TICK } else { TICK };
-    now.checked_sub(Duration::new(changed.0, changed.1)).is_some_and(|age| age > tick)
-}
-
-/// One for each file, so that what is kept of an earlier state of it is replaced.
-fn file_name(key: &Key) -> Option<String> {
-    let file = key.file.as_ref()?;
-    let own = format!("{:x}-{:x}", file.dev, file.inode);
-    Some(match &key.debug {
-        Some(debug) => format!("{own}-{:x}-{:x}", debug.dev, debug.inode),
-        None => own,
-    })
 }

@@ -58,10 +58,49 @@ impl Piece {
     }
 }
 
+/// Texts, one after the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::symbolize::native) struct Texts {
+    pub(super) text: String,
+    /// Where each of them ends.
+    pub(super) ends: Vec<u32>,
+}
+
+impl Texts {
+    pub(super) const fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The text with a number.
+    fn get(&self, number: u32) -> Option<&str> {
+        let index = usize::try_from(number.checked_sub(1)?).ok()?;
+        let begin = match index.checked_sub(1) {
+            Some(before) => *self.ends.get(before)?,
+            None => 0,
+        };
+        self.text.get(begin as usize..*self.ends.get(index)? as usize)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &str> {
+        (1..=self.len() as u32).filter_map(|number| self.get(number))
+    }
+
+    fn push(&mut self, text: &str) {
+        self.text.push_str(text);
+        self.ends.push(self.text.len() as u32);
+    }
+
+    /// Whether they are all of the text, and not too much.
+    pub(super) fn is_sound(&self) -> bool {
+        let ends_fit = self.ends.is_sorted() && self.ends.iter().all(|&end| self.text.is_char_boundary(end as usize));
+        ends_fit && self.text.len() <= MAX_TEXT && self.text.len() == self.ends.last().map_or(0, |&end| end as usize)
+    }
+}
+
 /// Everything that is kept for a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::symbolize::native) struct Names {
-    pub(super) texts: Vec<Box<str>>,
+    pub(super) texts: Texts,
     pub(super) functions: Vec<Function>,
     /// An outer frame comes before the inner ones.
     pub(super) frames: Vec<Frame>,
@@ -102,7 +141,7 @@ impl Names {
     }
 
     fn text(&self, number: u32) -> Option<String> {
-        numbered(&self.texts, number).map(|text| String::from(&**text))
+        self.texts.get(number).map(str::to_owned)
     }
 
     /// The parts of a range that are not known.
@@ -122,15 +161,14 @@ impl Names {
     pub(super) fn is_full(&self) -> bool {
         let longest =
             self.pieces.iter().map(Vec::len).chain([self.texts.len(), self.functions.len(), self.frames.len()]);
-        let text: usize = self.texts.iter().map(|text| text.len()).sum();
-        longest.max() > Some(MAX_ENTRIES) || text > MAX_TEXT
+        longest.max() > Some(MAX_ENTRIES) || self.texts.text.len() > MAX_TEXT
     }
 
     /// Bytes that it takes, roughly.
     pub(in crate::symbolize::native) fn bytes(&self) -> usize {
-        let texts: usize = self.texts.iter().map(|text| text.len()).sum();
+        let texts = self.texts.text.len() + size_of_val(&*self.texts.ends);
         let pieces: usize = self.pieces.iter().map(|pieces| size_of_val(&**pieces)).sum();
-        texts + size_of_val(&*self.texts) + size_of_val(&*self.functions) + size_of_val(&*self.frames) + pieces
+        texts + size_of_val(&*self.functions) + size_of_val(&*self.frames) + pieces
     }
 }
 
@@ -156,7 +194,8 @@ impl Writer {
         fn numbers<T: Clone + Eq + Hash>(list: &[T], first: u32) -> HashMap<T, u32> {
             list.iter().cloned().zip(first..).collect()
         }
-        let (texts, functions) = (numbers(&names.texts, 1), numbers(&names.functions, 0));
+        let texts = names.texts.iter().map(Box::from).zip(1..).collect();
+        let functions = numbers(&names.functions, 0);
         Self { texts, functions, frames: numbers(&names.frames, 1), added: Default::default(), names }
     }
 
@@ -165,7 +204,7 @@ impl Writer {
         if let Some(&number) = self.texts.get(text) {
             return number;
         }
-        self.names.texts.push(text.into());
+        self.names.texts.push(text);
         let number = self.names.texts.len() as u32;
         self.texts.insert(text.into(), number);
         number

@@ -1,4 +1,4 @@
-//! The folder where names are kept: of the user's own, and bounded.
+//! The folder of what is kept between recordings: of the user's own, and bounded.
 //!
 //! What is in it is believed. So the folder and each file in it must belong to the effective user and not be writable by anybody
 //! else; otherwise it is as if there were none. Everything is opened relative to the folder, and no symbolic link in it is
@@ -20,7 +20,8 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, futimens, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, User, geteuid, unlinkat};
 
-use super::stored::MAX_PACKED;
+use super::Kind;
+use super::sealed::MAX_PACKED;
 
 /// Most bytes of all files in the folder, and how many remain when the least recently used ones are removed.
 const MAX_BYTES: u64 = 64 << 20;
@@ -29,8 +30,7 @@ const AFTER_TIDYING: u64 = 48 << 20;
 /// Most files in it.
 const MAX_FILES: usize = 4096;
 
-/// What names of files end with, and of files that are being written.
-const KEPT: &str = ".names";
+/// What names of files that are being written end with.
 const PART: &str = ".part";
 
 /// A file that was to be renamed this long ago never will be.
@@ -42,7 +42,7 @@ const USED_AGAIN: Duration = Duration::from_secs(3600);
 /// `off`, or the folder to use.
 const VARIABLE: &str = "TACHYON_SYMBOL_CACHE";
 
-/// Where names of functions are kept between recordings.
+/// Where names of functions, and unwind rules, are kept between recordings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SymbolCache {
     base: PathBuf,
@@ -89,7 +89,8 @@ impl SymbolCache {
     }
 
     /// Opens the folder, and makes it first if need be. `None`: it cannot be used.
-    pub(in crate::symbolize::native) fn open(&self) -> Option<Folder> {
+    #[must_use]
+    pub fn open(&self) -> Option<Folder> {
         if self.below.is_empty() {
             // It is there already, or shows now that it cannot be.
             let _there = nix::unistd::mkdir(&self.base, Mode::S_IRWXU);
@@ -116,13 +117,14 @@ fn is_regular(stat: &FileStat) -> bool {
 
 /// The folder, open.
 #[derive(Debug)]
-pub(in crate::symbolize::native) struct Folder(OwnedFd);
+pub struct Folder(OwnedFd);
 
 impl Folder {
     /// The content of a file, which counts as used. `None`: it is not there, not to be trusted, or too large.
-    pub(super) fn read(&self, name: &str) -> Option<Vec<u8>> {
+    #[must_use]
+    pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-        let file = openat(&self.0, file_name(name).as_str(), flags, Mode::empty()).ok().filter(is_own)?;
+        let file = openat(&self.0, name, flags, Mode::empty()).ok().filter(is_own)?;
         let stat = fstat(&file).ok().filter(is_regular)?;
         let size = usize::try_from(stat.st_size).ok().filter(|size| *size <= MAX_PACKED)?;
         let file = File::from(file);
@@ -136,13 +138,16 @@ impl Folder {
     }
 
     /// Writes a file, in place of another of that name.
-    pub(super) fn write(&self, name: &str, content: &[u8]) -> std::io::Result<()> {
+    ///
+    /// # Errors
+    /// When the folder cannot be written, or there is no room.
+    pub fn write(&self, name: &str, content: &[u8]) -> std::io::Result<()> {
         let part = format!("{name}.{:016x}{PART}", fastrand::u64(..));
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let file = openat(&self.0, part.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
         let written = File::from(file).write_all(content);
         // A file that is incomplete after a crash is seen to be, by its checksum.
-        let renamed = written.and_then(|()| Ok(renameat(&self.0, part.as_str(), &self.0, file_name(name).as_str())?));
+        let renamed = written.and_then(|()| Ok(renameat(&self.0, part.as_str(), &self.0, name)?));
         if renamed.is_err() {
             let _gone = unlinkat(&self.0, part.as_str(), UnlinkatFlags::NoRemoveDir);
         }
@@ -150,7 +155,7 @@ impl Folder {
     }
 
     /// Removes the least recently used files if there are too many bytes or files, and what other recorders left unfinished.
-    pub(super) fn tidy(&self) {
+    pub fn tidy(&self) {
         self.tidy_to(MAX_BYTES, AFTER_TIDYING);
     }
 
@@ -176,7 +181,7 @@ impl Folder {
         let entries = folder.iter().flatten().filter_map(|entry| {
             let name = entry.file_name().to_str().ok()?.to_owned();
             let is_part = name.ends_with(PART);
-            if !is_part && !name.ends_with(KEPT) {
+            if !is_part && !Kind::ALL.iter().any(|kind| name.ends_with(kind.extension())) {
                 return None;
             }
             let stat =
@@ -193,10 +198,6 @@ struct Listed {
     /// Since it was last used.
     age: Duration,
     is_part: bool,
-}
-
-fn file_name(name: &str) -> String {
-    format!("{name}{KEPT}")
 }
 
 fn age(stat: &FileStat) -> Duration {
