@@ -32,7 +32,7 @@ pub const PY_FRAMES_PER_CALL: usize = 2;
 pub const PY_FRAMES_PER_PARENT: usize = 256;
 
 /// Native frames that one call of the BPF function walks, likewise.
-pub const NATIVE_FRAMES_PER_CALL: usize = 4;
+pub const NATIVE_FRAMES_PER_CALL: usize = 2;
 
 /// Native user frames for which a record has room.
 pub const MAX_NATIVE_FRAMES: usize = 512;

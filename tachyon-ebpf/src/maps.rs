@@ -413,6 +413,9 @@ pub mod repair {
 /// In the place of a reason while a walk goes on: no reason has this number.
 pub const GOES_ON: u32 = 256;
 
+/// In [`State::begins`], beside the number of a reason: nothing is known of the thread, nor of whose work it does.
+pub const STOPS: u32 = 512;
+
 /// Value of `STATE`.
 #[repr(C)]
 pub struct State {
@@ -447,7 +450,7 @@ pub struct State {
     /// [`SampleRecord::entered`].
     pub entered: u32,
     /// What the stage that walks frames is to begin with: [`GOES_ON`] to find out whose work it is, and to walk; the number of a reason, to
-    /// find that out and stop; 0: it has begun.
+    /// find that out and stop; with [`STOPS`], only to stop; 0: it has begun.
     pub begins: u32,
     /// How far the repair has got of a sample that was taken while the evaluator was entered: one of [`repair`].
     pub repair: u32,

@@ -14,8 +14,8 @@ use crate::interrupt::Interrupt;
 use crate::kernel::KernelPtr;
 use crate::lifecycle;
 use crate::maps::{
-    COUNTERS, ENTRIES, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_BEGIN, STAGE_NATIVE, STAGE_SEARCH, STAGE_WALK, STATE,
-    SampleScratch, State, TRACE_HITS, config, repair,
+    COUNTERS, ENTRIES, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_BEGIN, STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH,
+    STAGE_WALK, STATE, STOPS, SampleScratch, State, TRACE_HITS, config, repair,
 };
 use crate::memory::CurrentProcess;
 use crate::native;
@@ -26,7 +26,7 @@ use crate::whose;
 use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns};
 use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
 use aya_ebpf::programs::TracePointContext;
-use end::{name, stopped};
+use end::name;
 use search::enter;
 use tachyon_common::config::{flags as config_flags, machine};
 use tachyon_common::event::{Counters, RecordHeader, SampleRecord, kind, status};
@@ -269,24 +269,26 @@ pub fn begin<C: Interrupt>(
         layout: state.process.layout,
         entered: 0,
     };
-    let reason = match find_state(ctx, scratch, process, tid) {
-        next::NOTHING => return,
-        next::SEARCH => {
-            go_on(ctx, scratch, STAGE_SEARCH);
-            lose(ctx, scratch.counters, LossCause::Internal);
-            return;
-        }
-        next::LOST => {
-            lose(ctx, scratch.counters, LossCause::Internal);
-            return;
-        }
-        next::WALK => {
-            go_on(ctx, scratch, STAGE_WALK);
-            StopReason::TailCallFailed as u32
-        }
-        reason => reason,
-    };
-    stopped(ctx, scratch, reason);
+    let next = find_state(ctx, scratch, process, tid);
+    if next == next::NOTHING {
+        return;
+    }
+    if next == next::SEARCH {
+        go_on(ctx, scratch, STAGE_SEARCH);
+    } else if next != next::LOST {
+        walk(ctx, scratch, next);
+    }
+    lose(ctx, scratch.counters, LossCause::Internal);
+}
+
+/// Goes on to the thread's frames, or to what follows them where there is a reason why there are none: what a record needs to be sent is
+/// not verified once more here. Comes back only when the kernel refuses.
+#[inline(always)]
+fn walk<C: Interrupt>(ctx: &C, scratch: &mut Scratch, next: u32) {
+    if next != next::WALK {
+        scratch.state.begins = STOPS | next;
+    }
+    go_on(ctx, scratch, STAGE_WALK);
 }
 
 /// What follows a look for the thread's state: one of these, or the number of the reason why there are no frames. (One end of each
@@ -348,11 +350,13 @@ fn gather_evidence<C: Interrupt>(ctx: &C, layout: &Layout, state: &mut State) {
     }
 }
 
-/// Tail-calls the next stage; comes back only when the kernel refuses.
+/// Tail-calls the next stage; comes back only where a sample may take no more calls, or when the kernel refuses. The last call is left for
+/// the native stack, at whose end a sample is sent.
 #[inline(always)]
 fn go_on<C: Interrupt>(ctx: &C, scratch: &mut Scratch, stage: u32) {
-    scratch.state.tail_calls += 1;
-    if scratch.state.tail_calls <= MAX_TAIL_CALLS {
+    let most = if stage == STAGE_NATIVE || stage == STAGE_NAME { MAX_TAIL_CALLS } else { MAX_TAIL_CALLS - 1 };
+    if scratch.state.tail_calls < most {
+        scratch.state.tail_calls += 1;
         // SAFETY: nothing here has a destructor, and all state lies in maps.
         unsafe { ctx.stages().tail_call(ctx, stage) };
     }

@@ -1,6 +1,6 @@
 //! What follows the Python frames: the frames of others, the native stack, names, the record.
 
-use super::{Scratch, go_on};
+use super::{Scratch, go_on, lose};
 use crate::emit::emit;
 use crate::interrupt::Interrupt;
 use crate::maps::{
@@ -12,7 +12,7 @@ use crate::whose;
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::{SampleRecord, frame, status};
 use tachyon_common::layout::{Layout, flags as layout_flags};
-use tachyon_common::stop::StopReason;
+use tachyon_common::stop::{LossCause, StopReason};
 use tachyon_common::walk::{self, FrameWalk};
 use tachyon_common::whose::flags as whose_flags;
 
@@ -130,9 +130,10 @@ pub fn to_holder<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
 pub fn to_native<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     if config!(flags) & config_flags::NATIVE != 0 {
         go_on(ctx, scratch, STAGE_NATIVE);
-        scratch.sample.record.native_stop = StopReason::TailCallFailed as u8;
+        lose(ctx, scratch.counters, LossCause::Internal);
+    } else {
+        name(ctx, scratch);
     }
-    name(ctx, scratch);
 }
 
 /// Goes on to new code objects, if there are any, and emits what there is.

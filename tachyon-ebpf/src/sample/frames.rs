@@ -3,7 +3,7 @@
 use super::end::stopped;
 use super::{Scratch, go_on};
 use crate::interrupt::Interrupt;
-use crate::maps::{FRAME_SLOTS, GOES_ON, LAYOUTS, STAGE_WALK, config, repair};
+use crate::maps::{FRAME_SLOTS, GOES_ON, LAYOUTS, STAGE_WALK, STOPS, config, repair};
 use crate::memory::{CurrentProcess, masked};
 use crate::names;
 use crate::whose;
@@ -120,10 +120,10 @@ pub fn walk_frames<C: Interrupt>(ctx: &C) {
     let Some(state) = Scratch::state() else { return };
     // The reason why there is nothing to walk, or `GOES_ON`.
     let begins = core::mem::take(&mut state.begins);
-    if begins != 0 {
+    if begins != 0 && begins & STOPS == 0 {
         whose::read(state);
     }
-    let mut ended = u64::from(begins);
+    let mut ended = u64::from(begins & !STOPS);
     if begins == 0 || begins == GOES_ON {
         let mut steps = 0;
         loop {

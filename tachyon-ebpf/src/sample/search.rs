@@ -1,9 +1,8 @@
 //! The second stage: which of the interpreter's thread states is this thread's.
 
-use super::end::stopped;
-use super::{Scratch, go_on, lose, next};
+use super::{Scratch, go_on, lose, next, walk as walk_on};
 use crate::interrupt::Interrupt;
-use crate::maps::{LAYOUTS, STAGE_SEARCH, STAGE_WALK, config, repair};
+use crate::maps::{LAYOUTS, STAGE_SEARCH, config, repair};
 use crate::memory::CurrentProcess;
 use crate::thread;
 use tachyon_common::config::flags as config_flags;
@@ -110,11 +109,8 @@ pub fn search_threads<C: Interrupt>(ctx: &C) {
         go_on(ctx, &mut scratch, STAGE_SEARCH);
         next = break_off();
     }
-    if next == u64::from(next::WALK) {
-        go_on(ctx, &mut scratch, STAGE_WALK);
-        next = StopReason::TailCallFailed as u64;
-    }
-    stopped(ctx, &mut scratch, next as u32);
+    walk_on(ctx, &mut scratch, next as u32);
+    lose(ctx, scratch.counters, LossCause::Internal);
 }
 
 /// What follows from what was found, one of [`result`] or the number of a reason: one of [`next`], or likewise. A global function, as

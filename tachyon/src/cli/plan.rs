@@ -175,7 +175,7 @@ impl Plan {
             gil: self.gil,
             opcodes: self.opcodes,
             native: self.native,
-            symbol_cache: self.native.and_then(|_| SymbolCache::of_environment()),
+            symbol_cache: SymbolCache::of_environment(),
             kernel: self.kernel,
             waits: self.waits,
             wakers: self.wakers,

@@ -1,7 +1,7 @@
-//! What is kept of files between recordings, and what it depends on.
+//! What is kept between recordings, most of it of files, and what it depends on.
 //!
-//! In: what [`symbolize`](crate::symbolize) has found out about names and [`unwind`](crate::unwind) about rules. Out: the same for the
-//! next recording, from the user's own folder ([`Folder`]) in a checked container ([`sealed`]). What each of them keeps, and how, is
+//! In: what [`symbolize`](crate::symbolize) has found out about names, [`unwind`](crate::unwind) about rules and
+//! [`kernel`](crate::kernel) about the running kernel. Out: the same for the next recording, from the user's own folder ([`Folder`]) in a checked container ([`sealed`]). What each of them keeps, and how, is
 //! its own affair.
 //!
 //! Build ids are whatever a file claims. So what is kept is kept for one state of one file, and of its debug file: device, inode, size
@@ -31,16 +31,25 @@ pub enum Kind {
     Names,
     /// Unwind rules.
     Rules,
+    /// Offsets in the kernel's structures.
+    Kernel,
 }
 
 impl Kind {
-    const ALL: [Self; 2] = [Self::Names, Self::Rules];
+    const ALL: [Self; 3] = [Self::Names, Self::Rules, Self::Kernel];
 
     const fn extension(self) -> &'static str {
         match self {
             Self::Names => ".names",
             Self::Rules => ".rules",
+            Self::Kernel => ".kernel",
         }
+    }
+
+    /// The name of a file in the folder.
+    #[must_use]
+    pub fn file_name(self, name: &str) -> String {
+        format!("{name}{}", self.extension())
     }
 }
 
@@ -111,8 +120,23 @@ impl Key {
         if let Some(debug) = &self.debug {
             write!(name, "-{:x}-{:x}", debug.dev, debug.inode).expect("a string takes all text");
         }
-        Some(name + kind.extension())
+        Some(kind.file_name(&name))
     }
+}
+
+/// A sum of some texts (FNV-1a), by which what one version of them has made is told from what another has.
+#[must_use]
+pub const fn sum(texts: &[&[u8]]) -> u64 {
+    let (mut sum, mut text) = (0xcbf2_9ce4_8422_2325_u64, 0);
+    while text < texts.len() {
+        let mut at = 0;
+        while at < texts[text].len() {
+            sum = (sum ^ texts[text][at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+            at += 1;
+        }
+        text += 1;
+    }
+    sum
 }
 
 /// Whether any change from now on would give the file another time.

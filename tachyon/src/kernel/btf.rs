@@ -1,5 +1,7 @@
 //! Offsets of kernel structures, from the running kernel's own BTF.
 
+use super::kept;
+use crate::kept::Folder;
 use btf_rs::{Backend, Btf, BtfType, Struct, Type};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::cell::RefCell;
@@ -48,11 +50,28 @@ impl BtfError {
 }
 
 /// A [`Config`] with every kernel offset filled in, including what waits need where those are wanted; sampling choices are left at
-/// zero.
+/// zero. Without waits it is taken from the folder if it is kept there, or else is kept there from now on.
 ///
 /// # Errors
 /// When there is no BTF or a field is missing.
-pub fn kernel_config(waits: bool) -> Result<Config, BtfError> {
+pub fn kernel_config(waits: bool, folder: Option<&Folder>) -> Result<Config, BtfError> {
+    // For waits it depends on more than the kernel.
+    let folder = folder.filter(|_| !waits);
+    let config = match folder.and_then(kept::read) {
+        Some(known) => known,
+        None => {
+            let found = offsets(waits)?;
+            if let Some(folder) = folder {
+                kept::write(folder, &found);
+            }
+            found
+        }
+    };
+    Ok(Config { code_mask: if ARM64 { code_mask(first_stack()) } else { u64::MAX }, ..config })
+}
+
+/// The part of that which only depends on the kernel and on whether waits are wanted.
+fn offsets(waits: bool) -> Result<Config, BtfError> {
     let btf = read()?;
     let kernel = Kernel { btf, structures: RefCell::default() };
     let offset = |structure, path| kernel.offset(structure, path);
@@ -99,7 +118,6 @@ pub fn kernel_config(waits: bool) -> Result<Config, BtfError> {
         pt_regs_size: kernel.size("pt_regs")?,
         machine: if ARM64 { machine::ARM64 } else { machine::X86_64 },
         thread_pointer_reach: if ARM64 { THREAD_POINTER_REACH } else { 0 },
-        code_mask: if ARM64 { code_mask(first_stack()) } else { u64::MAX },
         flags: if waits && kernel.tells_state() { flags::SWITCH_TELLS_STATE } else { 0 },
         ..Config::default()
     })
@@ -353,10 +371,11 @@ impl Kernel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kept::SymbolCache;
 
     #[test]
     fn this_kernel_has_every_field() {
-        let config = kernel_config(true).expect("this machine's kernel publishes its types");
+        let config = kernel_config(true, None).expect("this machine's kernel publishes its types");
         assert_eq!(config.task_tgid, config.task_pid + 4, "pid and tgid lie side by side in every kernel");
         assert_eq!(config.pt_regs_size % 8, 0);
         assert!(config.upid_size >= 16, "a number and a namespace pointer");
@@ -365,6 +384,20 @@ mod tests {
         assert!(config.task_last_queued != 0 && config.task_last_arrival != 0 && config.rq_clock != 0, "likewise");
         assert_eq!(config.flags, flags::SWITCH_TELLS_STATE, "this kernel is newer than 5.18");
         assert!(config.task_thread_pointer > config.task_comm, "the architecture's part comes last");
+    }
+
+    #[test]
+    fn what_is_kept_is_what_the_kernel_says() {
+        let above = tempfile::tempdir().expect("a folder");
+        let folder = SymbolCache::at(above.path().join("kept")).open().expect("it is ours");
+        let read = kernel_config(false, None).expect("this machine's kernel publishes its types");
+        for _ in 0..2 {
+            assert_eq!(kernel_config(false, Some(&folder)).expect("likewise"), read);
+        }
+        assert_eq!(kept::read(&folder).map(|kept| kept.task_tgid), Some(read.task_tgid));
+        let kept = Config { task_tgid: 1, ..read };
+        kept::write(&folder, &kept);
+        assert_eq!(kernel_config(false, Some(&folder)).expect("likewise"), kept, "it is not looked for again");
     }
 
     /// The structure reached from another one is the one with that name, and is reached in this kernel: a renamed field would make

@@ -9,6 +9,7 @@ mod chosen;
 mod diagnostics;
 mod error;
 mod jitter;
+mod kept;
 mod loader;
 mod native;
 mod numbered;

@@ -109,7 +109,7 @@ impl Kernel {
         let waits = options.waits.are_wanted();
         let config = std::thread::scope(|scope| {
             scope.spawn(aya::features);
-            kernel_config(waits)
+            kernel_config(waits, options.kept.as_deref())
         });
         let mut config = config?;
         let types = start.elapsed();

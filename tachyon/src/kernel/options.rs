@@ -2,6 +2,8 @@
 
 use super::chosen::ChosenEvent;
 use super::waits::Waits;
+use crate::kept::Folder;
+use std::sync::Arc;
 use std::time::Duration;
 use tachyon_common::config::flags;
 use tachyon_common::limits::{MAX_PROCESSES, MAX_RANGES, MAX_SPACE_RANGES};
@@ -41,6 +43,8 @@ pub struct Options {
     ///
     /// [`own_pid_namespace`]: crate::remote::own_pid_namespace
     pub pid_namespace: Option<u32>,
+    /// Where the kernel's offsets are kept between recordings; `None`: nowhere.
+    pub kept: Option<Arc<Folder>>,
 }
 
 impl Options {

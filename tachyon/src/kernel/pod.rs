@@ -5,6 +5,23 @@
 #[repr(transparent)]
 pub struct Pod<T>(pub T);
 
+impl<T> Pod<T>
+where
+    Self: aya::Pod,
+{
+    /// The value as it is in memory.
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: as many bytes as the value has, for as long as it is borrowed; none of them is padding, see the types below.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+    }
+
+    /// The value that is these bytes in memory; `None`: they are too few or too many.
+    pub(super) fn of_bytes(bytes: &[u8]) -> Option<Self> {
+        // SAFETY: as many bytes as are read, at any alignment; they are valid whatever they are, see the types below.
+        (bytes.len() == size_of::<Self>()).then(|| unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
+    }
+}
+
 macro_rules! pod {
     ($($shared:ty),* $(,)?) => {
         $(

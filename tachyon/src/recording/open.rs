@@ -21,6 +21,7 @@ use super::throttle::Limiter;
 use super::timer::Timer;
 use crate::discover::watch::Watch;
 use crate::events::Reader;
+use crate::kept::SymbolCache;
 use crate::kernel::{Kernel, LoadTimes, Options, drop_privileges, make_urgent, processes, ring_bytes};
 use crate::profile::{Meta, Profile};
 use crate::remote::{End, Patience, own_pid_namespace, prepare_to_read};
@@ -100,6 +101,8 @@ impl Request {
                 .ring_bytes
                 .unwrap_or_else(|| ring_bytes(request.samples_a_second(), cpus).min(most_ring)),
             pid_namespace,
+            // Opened now, while this thread has its rights.
+            kept: request.symbol_cache.as_ref().and_then(SymbolCache::open).map(Arc::new),
         };
         let mut kernel = Kernel::open(&options)?;
         request.release();
@@ -123,7 +126,7 @@ impl Request {
         let (mut mapper, mixer, symbols) = match wanted_native {
             Some(wanted) => {
                 let symbols = NativeSymbols::with_budget(wanted.symbol_memory);
-                let symbols = Arc::new(symbols.keeping_names(request.symbol_cache.as_ref()));
+                let symbols = Arc::new(symbols.keeping_names(options.kept.clone()));
                 let (mapper, mixer) = native(wanted, &symbols, &kernel, &end)?;
                 follower.tell(mapper.news());
                 (Some(mapper), Some(mixer), Some(symbols))

@@ -55,7 +55,8 @@ pub struct Request {
     pub opcodes: bool,
     /// Native frames, if they are wanted.
     pub native: Option<NativePlan>,
-    /// Where names of native functions are kept for other recordings, and taken from; `None`: nowhere.
+    /// Where names of native functions, unwind rules and offsets in the kernel are kept for other recordings, and taken from; `None`:
+    /// nowhere.
     pub symbol_cache: Option<SymbolCache>,
     /// Kernel frames too.
     pub kernel: bool,

@@ -63,6 +63,7 @@ pub fn wait_method() -> Result<WaitMethod, KernelError> {
         unwind_memory: None,
         ring_bytes: ring_bytes(0.0, 1),
         pid_namespace: None,
+        kept: None,
     };
     let mut kernel = Kernel::open(&options)?;
     load_programs(kernel.ebpf.as_mut().ok_or(KernelError::Verifying)?, &[TRY, KICK])?;

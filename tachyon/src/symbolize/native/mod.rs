@@ -35,7 +35,7 @@ pub use nameless::FunctionNames;
 use self::dwarf::Lines;
 use self::kept::Kept;
 use self::table::SymbolTable;
-use crate::kept::{Folder, SymbolCache};
+use crate::kept::Folder;
 use crate::remote::elf::{Elf, Load};
 use crate::remote::ledger::{self, Work};
 use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess, TargetFile, open_files};
@@ -163,10 +163,10 @@ impl NativeSymbols {
         Self { held: Mutex::default(), max_bytes, max_files: MAX_FILES.min(spare / 4), folder: None }
     }
 
-    /// The same, with names that are kept between recordings; the folder is opened now, while the calling thread has its rights.
+    /// The same, with names that are kept between recordings.
     #[must_use]
-    pub fn keeping_names(self, cache: Option<&SymbolCache>) -> Self {
-        Self { folder: cache.and_then(SymbolCache::open).map(Arc::new), ..self }
+    pub fn keeping_names(self, folder: Option<Arc<Folder>>) -> Self {
+        Self { folder, ..self }
     }
 
     /// Where that is; `None`: nothing is kept.

@@ -11,7 +11,7 @@ use super::placed::{Part, Placed};
 use super::wanted::TableMemory;
 use super::{Known, UnwindTables};
 use crate::kept::sealed::{self, MAX_UNPACKED, column, numbers};
-use crate::kept::{Folder, Key, Kind};
+use crate::kept::{Folder, Key, Kind, sum};
 use crate::remote::TargetFile;
 use crate::remote::elf::Elf;
 use crate::remote::ledger;
@@ -32,31 +32,18 @@ const MOST_TIME: Duration = Duration::from_millis(if cfg!(debug_assertions) { 10
 const MAGIC: [u8; 8] = *b"tachunw\x01";
 
 /// A sum of all code that turns a file's rules into rows: what another one has made is not used.
-const COMPILER: u64 = {
-    let parts = [
-        include_bytes!("../compile.rs").as_slice(),
-        include_bytes!("../compile/arm64.rs"),
-        include_bytes!("../compile/assembly.rs"),
-        include_bytes!("../compile/eh_return.rs"),
-        include_bytes!("../compile/pieces.rs"),
-        include_bytes!("../compile/window.rs"),
-        include_bytes!("../compile/x86_64.rs"),
-        include_bytes!("../../../../tachyon-common/src/unwind/arm64.rs"),
-        include_bytes!("../../../../tachyon-common/src/unwind/rows.rs"),
-        include_bytes!("../../../../tachyon-common/src/unwind/x86_64.rs"),
-    ];
-    // FNV-1a.
-    let (mut sum, mut part) = (0xcbf2_9ce4_8422_2325_u64, 0);
-    while part < parts.len() {
-        let mut at = 0;
-        while at < parts[part].len() {
-            sum = (sum ^ parts[part][at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
-            at += 1;
-        }
-        part += 1;
-    }
-    sum
-};
+const COMPILER: u64 = sum(&[
+    include_bytes!("../compile.rs").as_slice(),
+    include_bytes!("../compile/arm64.rs").as_slice(),
+    include_bytes!("../compile/assembly.rs").as_slice(),
+    include_bytes!("../compile/eh_return.rs").as_slice(),
+    include_bytes!("../compile/pieces.rs").as_slice(),
+    include_bytes!("../compile/window.rs").as_slice(),
+    include_bytes!("../compile/x86_64.rs").as_slice(),
+    include_bytes!("../../../../tachyon-common/src/unwind/arm64.rs").as_slice(),
+    include_bytes!("../../../../tachyon-common/src/unwind/rows.rs").as_slice(),
+    include_bytes!("../../../../tachyon-common/src/unwind/x86_64.rs").as_slice(),
+]);
 
 /// How many files' rules this process has made because none were kept.
 static TABLES_MADE: AtomicU64 = AtomicU64::new(0);
