@@ -105,6 +105,7 @@ impl Sampling {
             unwind_memory: Some(8 << 20),
             ring_bytes: 1 << 22,
             pid_namespace: None,
+            kept: None,
         };
         let process = RemoteProcess::open(Pid(pid)).expect("the target runs");
         let verdict = inspect::inspect(&process, &mut ElfCache::default()).expect("it can be inspected");

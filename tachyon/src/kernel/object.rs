@@ -18,6 +18,8 @@ use crate::types::KtimeNs;
 use aya::Ebpf;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::raw_trace_point::RawTracePointLinkId;
+use std::fs::File;
+use std::io::Read as _;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -435,7 +437,10 @@ fn map_fd(map: &Map) -> Option<i32> {
 
 /// Memory of a map, as the kernel reports it.
 pub(super) fn memlock(fd: i32) -> Option<u64> {
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
+    // It has some 150 bytes, and comes in one piece.
+    let mut info = [0; 1024];
+    let len = File::open(format!("/proc/self/fdinfo/{fd}")).ok()?.read(&mut info).ok()?;
+    let info = std::str::from_utf8(&info[..len]).ok()?;
     info.lines().find_map(|line| line.strip_prefix("memlock:")?.trim().parse().ok())
 }
 

@@ -143,7 +143,6 @@ impl Request {
         let follow = Follow::start(follower, events, watch, request.samples_a_second(), bells.clone(), end.clone())?;
         let verified = verifying.wait()?;
         lock(&kernel).add_samplers(verified)?;
-        request.release();
         let load_times = lock(&kernel).load_times();
         clock.lap();
         if let Some(mapper) = mapper.as_mut().filter(|_| !of_few) {
