@@ -150,7 +150,7 @@ pub enum LossCause {
     Uninspected = 2,
     /// The process was past its exit hook.
     ProcessGone = 3,
-    /// A map that always exists could not be reached, or a tail call failed before a record was begun.
+    /// A map that always exists could not be reached, or a tail call failed before a record could be sent.
     Internal = 4,
     /// User space refused the record (unknown kind, bad length).
     BadRecord = 5,

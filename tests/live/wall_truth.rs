@@ -100,7 +100,9 @@ fn threads_that_migrate() {
         let (due, lost) = (wall.ticks_due as f64, wall.loss.values().sum::<u64>());
         let longer = wall.widened;
         let scatter = 1.0 + (most - 1.0) * longer as f64 / due;
-        let wide = WIDE * (truth * (1.0 - truth) / (long + short) * scatter).sqrt() + 0.0025;
+        // What is lost at the end are rather the longer waits.
+        let unread = lost as f64 / due * (1.0 - truth);
+        let wide = WIDE * (truth * (1.0 - truth) / (long + short) * scatter).sqrt() + 0.0025 + unread;
         println!(
             "{what}, {rate_hz} Hz: {share:.4} of {due} ticks ({wide:.4}), {truth:.4} of the time; {lost} lost, {longer} with a longer period"
         );

@@ -298,9 +298,9 @@ impl Worker {
                 }
             }
             News::Tell(tell) => {
-                self.tables.keep(&self.maps);
                 // The asking thread may have given up waiting.
                 let _gone = tell.send(self.left_now());
+                self.tables.keep(&self.maps);
             }
             News::Finish(done) => {
                 self.look_at(|process| process.due.is_some() && process.looked.is_none(), FIRST);
