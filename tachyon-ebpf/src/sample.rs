@@ -276,7 +276,7 @@ pub fn begin<C: Interrupt>(
     if next == next::SEARCH {
         go_on(ctx, scratch, STAGE_SEARCH);
     } else if next != next::LOST {
-        walk(ctx, scratch, next);
+        go_on_to_walk(ctx, scratch, next);
     }
     lose(ctx, scratch.counters, LossCause::Internal);
 }
@@ -284,7 +284,7 @@ pub fn begin<C: Interrupt>(
 /// Goes on to the thread's frames, or to what follows them where there is a reason why there are none: what a record needs to be sent is
 /// not verified once more here. Comes back only when the kernel refuses.
 #[inline(always)]
-fn walk<C: Interrupt>(ctx: &C, scratch: &mut Scratch, next: u32) {
+fn go_on_to_walk<C: Interrupt>(ctx: &C, scratch: &mut Scratch, next: u32) {
     if next != next::WALK {
         scratch.state.begins = STOPS | next;
     }

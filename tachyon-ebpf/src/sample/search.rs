@@ -1,6 +1,6 @@
 //! The second stage: which of the interpreter's thread states is this thread's.
 
-use super::{Scratch, go_on, lose, next, walk as walk_on};
+use super::{Scratch, go_on, go_on_to_walk, lose, next};
 use crate::interrupt::Interrupt;
 use crate::maps::{LAYOUTS, STAGE_SEARCH, config, repair};
 use crate::memory::CurrentProcess;
@@ -109,7 +109,7 @@ pub fn search_threads<C: Interrupt>(ctx: &C) {
         go_on(ctx, &mut scratch, STAGE_SEARCH);
         next = break_off();
     }
-    walk_on(ctx, &mut scratch, next as u32);
+    go_on_to_walk(ctx, &mut scratch, next as u32);
     lose(ctx, scratch.counters, LossCause::Internal);
 }
 

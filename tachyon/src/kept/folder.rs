@@ -42,7 +42,7 @@ const USED_AGAIN: Duration = Duration::from_secs(3600);
 /// `off`, or the folder to use.
 const VARIABLE: &str = "TACHYON_SYMBOL_CACHE";
 
-/// Where names of functions, and unwind rules, are kept between recordings.
+/// Where names of functions, unwind rules and offsets in the kernel are kept between recordings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SymbolCache {
     base: PathBuf,

@@ -1,8 +1,8 @@
 //! What is kept between recordings, most of it of files, and what it depends on.
 //!
 //! In: what [`symbolize`](crate::symbolize) has found out about names, [`unwind`](crate::unwind) about rules and
-//! [`kernel`](crate::kernel) about the running kernel. Out: the same for the next recording, from the user's own folder ([`Folder`]) in a checked container ([`sealed`]). What each of them keeps, and how, is
-//! its own affair.
+//! [`kernel`](crate::kernel) about the running kernel. Out: the same for the next recording, from the user's own folder ([`Folder`]) in
+//! a checked container ([`sealed`]). What each of them keeps, and how, is its own affair.
 //!
 //! Build ids are whatever a file claims. So what is kept is kept for one state of one file, and of its debug file: device, inode, size
 //! and both times of change ([`Key`]). A program may make files with any build id, content, size and time of modification, but the time
@@ -24,7 +24,7 @@ use crate::remote::{FileState, TargetFile};
 pub const TICK: Duration = Duration::from_millis(20);
 const LONG_TICK: Duration = Duration::from_millis(2_100);
 
-/// What is kept of a file, by what the names of the files in the folder end with.
+/// What is kept in a file of the folder, by what its name ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Names of functions.

@@ -12,8 +12,9 @@
 
 use prost::bytes::Bytes;
 
-/// Most bytes of a file, packed and unpacked.
+/// Most bytes of a file.
 pub const MAX_PACKED: usize = 4 << 20;
+/// Most bytes of what is in it, unpacked.
 pub const MAX_UNPACKED: usize = 8 << 20;
 
 const HEADER: usize = 16;

@@ -227,14 +227,12 @@ impl Children {
         let mut cache = ElfCache::default();
         let mut busy = Vec::new();
         for (&pid, before) in &self.at_start {
-            let count = discover::family(pid)
-                .iter()
+            let children = discover::family(pid).into_iter();
+            let count = children
                 .filter(|child| {
                     let used =
-                        cpu_time_ns(child.0).unwrap_or(0).saturating_sub(before.get(*child).copied().unwrap_or(0));
-                    u128::from(used) > threshold
-                        && !self.at_start.contains_key(*child)
-                        && is_python(**child, &mut cache)
+                        cpu_time_ns(child.0).unwrap_or(0).saturating_sub(before.get(child).copied().unwrap_or(0));
+                    u128::from(used) > threshold && !self.at_start.contains_key(child) && is_python(*child, &mut cache)
                 })
                 .count();
             if count > 0 {

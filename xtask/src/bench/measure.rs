@@ -304,20 +304,18 @@ pub(crate) struct Slowdown {
     pub(crate) percent: Interval,
 }
 
-/// Windows with a profiler between windows without, both tools and rates in turn: each window with one is compared with
+/// Windows with a profiler between windows without, tools and their rates in turn: each window with one is compared with
 /// the mean of the two beside it, which removes slow drifts.
-pub(crate) fn slowdowns(bench: &Bench) -> Result<Vec<Slowdown>> {
+pub(crate) fn slowdowns(bench: &Bench, conditions: &[(Tool, u32)], pairs: usize) -> Result<Vec<Slowdown>> {
     let target = bench.target(DEPTH, 0)?;
-    let conditions: Vec<_> =
-        RATES_HZ.into_iter().flat_map(|rate_hz| [(Tool::Tachyon, rate_hz), (Tool::PySpy, rate_hz)]).collect();
     let mut values = vec![Vec::new(); conditions.len()];
     let window = |begin: Mark| -> Result<f64> {
         sleep(bench.effort.window);
         Ok(target.mark()?.speed_since(&begin))
     };
     let mut before = window(target.mark()?)?;
-    for pair in 1..=bench.effort.pairs {
-        eprintln!("slowdown, pair {pair} of {}", bench.effort.pairs);
+    for pair in 1..=pairs {
+        eprintln!("slowdown, pair {pair} of {pairs}");
         for (condition, &(tool, rate_hz)) in conditions.iter().enumerate() {
             let run = bench.begin(tool, Aim::Pid(target.pid()), rate_hz)?;
             let with = window(target.mark()?)?;
@@ -328,9 +326,9 @@ pub(crate) fn slowdowns(bench: &Bench) -> Result<Vec<Slowdown>> {
         }
     }
     conditions
-        .into_iter()
+        .iter()
         .zip(values)
-        .map(|((tool, rate_hz), values)| {
+        .map(|(&(tool, rate_hz), values)| {
             let percent = Interval::of(&values).context("an interval needs two pairs")?;
             Ok(Slowdown { tool, rate_hz, percent })
         })

@@ -31,9 +31,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::{apt, command, zoo};
 use machine::Machine;
-use measure::{Bench, Effort};
+use measure::{Bench, Effort, RATES_HZ};
 use results::Results;
-use tools::Tools;
+use tools::{Tool, Tools};
 pub(crate) use tools::{benchmark, build, build_unoptimised, target_directory, wait4};
 
 /// Arguments of `cargo xtask bench`.
@@ -145,7 +145,8 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let native = measure::native_costs(&bench, nothing)?;
     let tools = measure::tool_costs(&bench)?;
     let crowd = crowd::crowd(&bench, nothing)?;
-    let slowdowns = measure::slowdowns(&bench)?;
+    let conditions = RATES_HZ.map(|rate_hz| [(Tool::Tachyon, rate_hz), (Tool::PySpy, rate_hz)]);
+    let slowdowns = measure::slowdowns(&bench, conditions.as_flattened(), bench.effort.pairs)?;
     machine.end();
     let results = Results { machine, nothing, samples, counting, hashed, native, tools, crowd, slowdowns };
     let agreement = agreement::section(&bench.tools, &bench.python, args.quick)?;

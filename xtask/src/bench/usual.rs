@@ -13,8 +13,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::aims::Aimed;
-use super::measure::{Bench, DEPTH, RATES_HZ, ToolCost, start_phases};
-use super::stats::median;
+use super::measure::{Bench, DEPTH, RATES_HZ, ToolCost, slowdowns, start_phases};
+use super::stats::{Interval, median};
 use super::target::{Idle, Target};
 use super::tools::{Aim, Tool};
 use crate::programs;
@@ -37,6 +37,8 @@ const STEADY: Duration = Duration::from_secs(8);
 /// Recordings from which names are known where they are, and their rate, so that they meet what there is.
 const EARLIER: usize = 6;
 const EARLIER_HZ: u32 = 499;
+/// Pairs of windows with and without the profiler.
+const PAIRS: usize = 40;
 /// How long the recordings last of which a start's cost is taken.
 const SHORT: Duration = Duration::from_millis(500);
 
@@ -51,6 +53,8 @@ pub(crate) enum Part {
     ManyCpus,
     /// Short recordings
     Start,
+    /// How much slower the target runs
+    Slowdown,
     /// Memory
     Memory,
     /// A host with many busy processes
@@ -134,6 +138,11 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
             0,
         );
     }
+    let slowdown = wanted(Part::Slowdown).then(|| slowdown(bench, quick)).transpose()?;
+    if let Some(Interval { mean, half, count }) = slowdown {
+        let what = format!("target's slowdown at {low} Hz, {count} pairs, upper end of the 95 % interval");
+        add(what, mean + half, 0.5, "%", 2);
+    }
     if wanted(Part::Memory) {
         for (pythons, aim) in PYTHONS.into_iter().zip([24.0, 60.0, 100.0]) {
             let what = format!("memory with the maps, Python processes: {pythons}");
@@ -153,6 +162,9 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
     if !aims.is_empty() {
         page.push_str("\n| what | measured | aim | |\n|---|---:|---:|---|\n");
         aims.iter().for_each(|aimed| page.push_str(&aimed.shown()));
+    }
+    if let Some(slowdown) = &slowdown {
+        page.push_str(&told(slowdown));
     }
     if wanted(Part::Idle) {
         let many = if quick { PROCESSES } else { MANY_IDLE };
@@ -175,6 +187,23 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
     Ok(page)
 }
 
+/// The share of its speed that the target loses, in percent; names of functions are known.
+fn slowdown(bench: &Bench, quick: bool) -> Result<Interval> {
+    let pairs = if quick { bench.effort.pairs } else { PAIRS };
+    let measured = with_names(bench, || slowdowns(bench, &[(Tool::Native, RATES_HZ[0])], pairs))?;
+    Ok(measured.into_iter().next().context("it was measured")?.percent)
+}
+
+/// What that came to, and whether it is anything.
+fn told(&Interval { mean, half, count }: &Interval) -> String {
+    let (least, most) = (mean - half, mean + half);
+    let verdict = if least > 0.0 { "more than nothing" } else { "not to be told from 0" };
+    format!(
+        "\nThe target runs {mean:.2} % slower at {} Hz (95 % interval: {least:.2} to {most:.2} %, {count} pairs): {verdict}.\n",
+        RATES_HZ[0],
+    )
+}
+
 /// Milliseconds of CPU time of a short recording of one process, median of several.
 fn start(bench: &Bench) -> Result<f64> {
     eprintln!("starts");
@@ -189,7 +218,7 @@ fn start(bench: &Bench) -> Result<f64> {
 }
 
 /// The same measurement where earlier recordings have kept the names of nearly all functions that are met.
-fn with_names(bench: &Bench, measure: impl Fn() -> Result<f64>) -> Result<f64> {
+fn with_names<T>(bench: &Bench, measure: impl Fn() -> Result<T>) -> Result<T> {
     let target = bench.target(DEPTH, 0)?;
     know(bench, &target)?;
     drop(target);
@@ -273,6 +302,16 @@ fn idle(bench: &Bench, pythons: usize) -> Result<ToolCost> {
 mod tests {
     use super::*;
     use clap::ValueEnum as _;
+
+    #[test]
+    fn a_slowdown_is_told_from_nothing() {
+        let interval = |mean, half| Interval { mean, half, count: 40 };
+        assert!(
+            told(&interval(0.2, 0.3))
+                .contains("0.20 % slower at 99 Hz (95 % interval: -0.10 to 0.50 %, 40 pairs): not to be told")
+        );
+        assert!(told(&interval(0.4, 0.3)).contains("0.10 to 0.70 %, 40 pairs): more than nothing"));
+    }
 
     #[test]
     fn what_is_measured() {

@@ -228,22 +228,16 @@ fn section<R: ReadAt>(elf: &Elf<R>, name: &str, most: u64) -> Result<Arc<[u8]>, 
     // Unpacked in its place: a copy of it would double the profiler's memory for a moment.
     let mut unpacked: Arc<[u8]> = std::iter::repeat_n(0, usize::try_from(len).map_err(|_| TooMuch)?).collect();
     let place = Arc::get_mut(&mut unpacked).ok_or(TooMuch)?;
-    match header.ch_type.get(LE) {
-        elf::ELFCOMPRESS_ZLIB => {
-            // All at once: a reader would copy it piece by piece.
-            let mut decoder = flate2::Decompress::new(true);
-            decoder.decompress(packed, place, flate2::FlushDecompress::Finish).map_err(|_| TooMuch)?;
-            if decoder.total_out() != len {
-                return Err(TooMuch);
-            }
-        }
+    let read = match header.ch_type.get(LE) {
+        elf::ELFCOMPRESS_ZLIB => flate2::read::ZlibDecoder::new(packed).read_exact(place),
         elf::ELFCOMPRESS_ZSTD => {
             let mut decoder = zstd::Decoder::new(packed).map_err(|_| TooMuch)?;
             decoder.window_log_max(MAX_WINDOW_LOG).map_err(|_| TooMuch)?;
-            decoder.read_exact(place).map_err(|_| TooMuch)?;
+            decoder.read_exact(place)
         }
         _ => return Err(TooMuch),
-    }
+    };
+    read.map_err(|_| TooMuch)?;
     Ok(unpacked)
 }
 

@@ -17,6 +17,7 @@ use crate::remote::elf::Elf;
 use crate::remote::ledger;
 use prost::Message as _;
 use prost::bytes::Bytes;
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -25,7 +26,7 @@ use tachyon_common::unwind::{Row, Rule};
 /// Fewest bytes of `.eh_frame` of a file whose rules are kept: those of smaller files are made as fast as they are read.
 const LEAST: u64 = 32 << 10;
 
-/// Longest CPU time for writing rules down at one time; the rest follows at the next.
+/// Longest CPU time for writing rules down at one time; the rest follows at the next, or in another recording.
 const MOST_TIME: Duration = Duration::from_millis(if cfg!(debug_assertions) { 100 } else { 10 });
 
 /// The last number is the version of the format.
@@ -118,16 +119,19 @@ impl UnwindTables {
         let Some(folder) = &self.folder else { return };
         let until = ledger::thread_time() + MOST_TIME;
         let mut written = false;
-        for known in self.known.values_mut() {
-            let Known::Placed(placed) = known else { continue };
-            if placed.unkept.is_none() {
-                continue;
-            }
+        let placed = self.known.values_mut().filter_map(|known| match known {
+            Known::Placed(placed) if placed.unkept.is_some() => Some(placed),
+            _ => None,
+        });
+        let mut placed: Vec<_> = placed.collect();
+        // What costs most to make comes first.
+        placed.sort_by_key(|placed| Reverse(placed.rules));
+        for placed in placed {
             if ledger::thread_time() >= until {
                 break;
             }
-            let Some((unkept, table)) = placed.take_unkept(memory) else { continue };
-            if let Some((name, content)) = unkept.key.file_name(Kind::Rules).zip(encode(&unkept.key, &table)) {
+            let Some((key, table)) = placed.take_unkept(memory) else { continue };
+            if let Some((name, content)) = key.file_name(Kind::Rules).zip(encode(&key, &table)) {
                 // A folder that cannot be written is one that keeps nothing.
                 let _read_only = folder.write(&name, &content);
                 written = true;
@@ -140,17 +144,16 @@ impl UnwindTables {
 }
 
 impl Placed {
-    /// What is to be written down of it, and its table, once.
-    fn take_unkept(&mut self, memory: &impl TableMemory) -> Option<(Box<Unkept>, Table)> {
-        let unkept = self.unkept.take()?;
+    /// Its table, if that is to be written down, and what it was made from: once.
+    fn take_unkept(&mut self, memory: &impl TableMemory) -> Option<(Key, Table)> {
+        let Unkept { key, unsupported, assembly } = *self.unkept.take()?;
         let placed = self.tables.values().next()?;
         let mut rows = Vec::new();
         for &Part { pc, first, rows: count, .. } in &placed.parts {
             let part = memory.read_rows(first, u32::from(count))?;
             rows.extend(part.into_iter().map(|row| Row::new(row.pc().wrapping_add(pc), row.rule())));
         }
-        let (unsupported, assembly) = (unkept.unsupported, unkept.assembly.clone());
-        Some((unkept, Table { base: placed.base, rows, unsupported, assembly }))
+        Some((key, Table { base: placed.base, rows, unsupported, assembly }))
     }
 }
 
