@@ -199,7 +199,7 @@ fn told(&Interval { mean, half, count }: &Interval) -> String {
     let (least, most) = (mean - half, mean + half);
     let verdict = if least > 0.0 { "more than nothing" } else { "not to be told from 0" };
     format!(
-        "\nThe target runs {mean:.2} % slower at {} Hz (95 % interval: {least:.2} to {most:.2} %, {count} pairs): {verdict}.\n",
+        "\nThe target's slowdown at {} Hz is {mean:.2} % (95 % interval: {least:.2} to {most:.2} %, {count} pairs): {verdict}.\n",
         RATES_HZ[0],
     )
 }
@@ -308,7 +308,7 @@ mod tests {
         let interval = |mean, half| Interval { mean, half, count: 40 };
         assert!(
             told(&interval(0.2, 0.3))
-                .contains("0.20 % slower at 99 Hz (95 % interval: -0.10 to 0.50 %, 40 pairs): not to be told")
+                .contains("at 99 Hz is 0.20 % (95 % interval: -0.10 to 0.50 %, 40 pairs): not to be told")
         );
         assert!(told(&interval(0.4, 0.3)).contains("0.10 to 0.70 %, 40 pairs): more than nothing"));
     }
