@@ -116,6 +116,15 @@ pub mod flags {
     pub const AWAITING: u32 = 1 << 9;
     /// The kernel's `sched_switch` tells the state in which a thread leaves, as its fourth argument (5.18).
     pub const SWITCH_TELLS_STATE: u32 = 1 << 10;
+    /// The programs are made for processes whose layout has the number 0, which is beside this ([`Layout`](crate::layout::Layout)). They
+    /// go on to those that are made for all, once there are such.
+    pub const ONE_LAYOUT: u32 = 1 << 11;
+    /// They are made for processes without greenlets.
+    pub const NO_GREENLETS: u32 = 1 << 12;
+    /// They are made for processes without running tasks of asyncio.
+    pub const NO_TASKS: u32 = 1 << 13;
+    /// They are made for all processes, and those of [`ONE_LAYOUT`] lead to them.
+    pub const AFTER_ONE_LAYOUT: u32 = 1 << 14;
 }
 
 /// Processors: values of [`Config::machine`].

@@ -14,6 +14,7 @@ mod diagnostics;
 mod emit;
 mod interrupt;
 mod kernel;
+mod layouts;
 mod lifecycle;
 mod maps;
 mod memory;

@@ -295,7 +295,8 @@ pub const STAGE_NAME: u32 = 2;
 
 /// Index of [`crate::walk_native`] in `STAGES`.
 pub const STAGE_NATIVE: u32 = 3;
-/// Index of [`crate::on_sample`] in `STAGES`, of `wait_begin` in `WAIT_STAGES`.
+/// Index of [`crate::on_sample`] in `STAGES`, of `wait_begin` in `WAIT_STAGES`. (Where that is made for one layout, of the one that is made
+/// for all, once there is one.)
 pub const STAGE_BEGIN: u32 = 4;
 /// Index of [`crate::walk_awaiting`] in `STAGES`.
 pub const STAGE_AWAITING: u32 = 5;

@@ -1,6 +1,7 @@
 //! The target's memory, as the helpers give it.
 
-use crate::maps::{LAYOUTS, config};
+use crate::layouts::layout_of;
+use crate::maps::config;
 use crate::sample::Scratch;
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use tachyon_common::layout::Layout;
@@ -91,7 +92,7 @@ impl UserMemory for CurrentProcess {
 #[inline(never)]
 pub extern "C" fn identify_code(code: u64) -> u64 {
     let Some(state) = Scratch::state() else { return Identified::Unreadable as u64 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return Identified::Unreadable as u64 };
+    let Some(layout) = layout_of(state.process.layout) else { return Identified::Unreadable as u64 };
     state.walk.identify(&CurrentProcess, layout, config!(seed), code, &mut state.code_buffer) as u64
 }
 
@@ -100,7 +101,7 @@ pub extern "C" fn identify_code(code: u64) -> u64 {
 #[inline(never)]
 pub extern "C" fn identify_file() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     state.walk.identify_file(&CurrentProcess, layout, &mut state.code_buffer);
     0
 }
@@ -110,7 +111,7 @@ pub extern "C" fn identify_file() -> u64 {
 #[inline(never)]
 pub extern "C" fn identify_table() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     state.walk.identify_table(&CurrentProcess, layout, &mut state.code_buffer);
     0
 }

@@ -1,6 +1,7 @@
 //! Code objects seen for the first time: their names and line tables, copied before anything can go away.
 
-use crate::maps::{CODE, CodeScratch, KNOWN, LAYOUTS, SAMPLES, SENT, SHARES, State, config};
+use crate::layouts::layout_of;
+use crate::maps::{CODE, CodeScratch, KNOWN, SAMPLES, SENT, SHARES, State, config};
 use crate::memory::{CurrentProcess, masked};
 use crate::sample::Scratch;
 use aya_ebpf::helpers::generated::{bpf_get_current_uid_gid, bpf_probe_read_user, bpf_ringbuf_output};
@@ -123,7 +124,7 @@ fn code_scratch() -> Option<&'static mut CodeScratch> {
 #[inline(never)]
 pub extern "C" fn copy_qualname(lacking: u32) -> u64 {
     let (Some(state), Some(scratch)) = (Scratch::state(), code_scratch()) else { return 0 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     let (record, payload) = (&mut scratch.record, scratch.payload.as_mut_ptr());
     match walk::text(&CurrentProcess, layout, state.walk.identity.qualname, MAX_TEXT_BYTES as u32) {
         Some(found) if lacking & lacks::QUALNAME == 0 && copy(payload, 0, found.addr, found.bytes as usize) => {
@@ -142,7 +143,7 @@ pub extern "C" fn copy_qualname(lacking: u32) -> u64 {
 #[inline(never)]
 pub extern "C" fn copy_filename(lacking: u32) -> u64 {
     let (Some(state), Some(scratch)) = (Scratch::state(), code_scratch()) else { return 0 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     let (record, payload) = (&mut scratch.record, scratch.payload.as_mut_ptr());
     let at = record.qualname_bytes as usize;
     match walk::text(&CurrentProcess, layout, state.walk.identity.filename, MAX_TEXT_BYTES as u32) {
@@ -162,7 +163,7 @@ pub extern "C" fn copy_filename(lacking: u32) -> u64 {
 #[inline(never)]
 pub extern "C" fn copy_linetable(lacking: u32) -> u64 {
     let (Some(state), Some(scratch)) = (Scratch::state(), code_scratch()) else { return 0 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     let (record, payload) = (&mut scratch.record, scratch.payload.as_mut_ptr());
     let linetable = state.walk.identity.linetable;
     let mut total = walk::linetable_len(&CurrentProcess, layout, linetable);

@@ -12,10 +12,11 @@ pub use search::search_threads;
 
 use crate::interrupt::Interrupt;
 use crate::kernel::KernelPtr;
+use crate::layouts::layout_of;
 use crate::lifecycle;
 use crate::maps::{
-    COUNTERS, ENTRIES, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_BEGIN, STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH,
-    STAGE_WALK, STATE, STOPS, SampleScratch, State, TRACE_HITS, config, repair,
+    COUNTERS, ENTRIES, GOES_ON, PROCESSES, SAMPLE, STAGE_BEGIN, STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH, STAGE_WALK,
+    STATE, STOPS, SampleScratch, State, TRACE_HITS, config, repair,
 };
 use crate::memory::CurrentProcess;
 use crate::native;
@@ -110,6 +111,11 @@ pub fn on_trace(ctx: &TracePointContext, event: u32) {
 /// Counts, filters, identifies; the first stage.
 #[inline(always)]
 pub fn on_sample<C: Interrupt>(ctx: &C) {
+    if config!(flags) & config_flags::ONE_LAYOUT != 0 {
+        // To the program that is made for all layouts, if there is one by now; as long as there is none, the kernel goes on here.
+        // SAFETY: nothing here has a destructor.
+        unsafe { ctx.stages().tail_call(ctx, STAGE_BEGIN) };
+    }
     let bank = bank();
     let Some(counters) = COUNTERS.get_ptr_mut(bank) else { return };
     // SAFETY: this CPU's value, see `Scratch::get`.
@@ -193,6 +199,12 @@ pub fn on_sample<C: Interrupt>(ctx: &C) {
         lose(ctx, scratch.counters, LossCause::ProcessGone);
         return;
     }
+    if config!(flags) & config_flags::ONE_LAYOUT != 0 && scratch.state.process.layout != 0 {
+        // It was made known since this run began, and programs for it, too.
+        lose(ctx, scratch.counters, LossCause::Uninspected);
+        process.uninspected += 1;
+        return;
+    }
     let event = if config!(flags) & config_flags::EVENTS == 0 { 0 } else { scratch.state.event as u8 };
     scratch.sample.record.header = RecordHeader { kind: kind::SAMPLE, bank: bank as u8, event, len: 0 };
     begin(ctx, &mut scratch, process, task, (tgid, tid));
@@ -219,8 +231,9 @@ pub fn begin<C: Interrupt>(
     let regs = ctx.user_regs(task);
     let state = &mut *scratch.state;
     state.thread_starts = u64::from(process.thread_starts);
-    // That of a chosen event has led here.
-    state.tail_calls = C::CALLS_BEFORE + u32::from(config!(flags) & config_flags::EVENTS != 0);
+    // That of a chosen event has led here, or that of the program that is made for one layout.
+    let led = config!(flags) & (config_flags::EVENTS | config_flags::AFTER_ONE_LAYOUT) != 0;
+    state.tail_calls = C::CALLS_BEFORE + u32::from(led);
     state.thread_steps = 0;
     state.codes.clear();
     state.code_buffer.content.refill();
@@ -308,7 +321,7 @@ mod next {
 #[inline(always)]
 fn find_state<C: Interrupt>(ctx: &C, scratch: &mut Scratch, process: &Life, tid: u32) -> u32 {
     let state = &mut *scratch.state;
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return next::LOST };
+    let Some(layout) = layout_of(state.process.layout) else { return next::LOST };
     if state.thread_pointer.address == 0 {
         // Before the dynamic linker has set one up.
         return StopReason::RuntimeNotInitialized as u32;
@@ -399,7 +412,7 @@ fn walk_callers<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     if !found || state.tail_calls > MOST_BEFORE_REPAIR {
         return;
     }
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return };
+    let Some(layout) = layout_of(state.process.layout) else { return };
     let cframe = state.caller_sp.wrapping_add(u64::from(state.process.cframe_offset));
     let Ok(frame) = walk::read_u64(&CurrentProcess, cframe, layout.cframe_current_frame) else { return };
     if frame == 0 {

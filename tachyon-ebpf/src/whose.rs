@@ -1,7 +1,8 @@
 //! Whose work the thread does: read where the walk begins, who awaits that behind it, and put behind the frames.
 
 use crate::interrupt::Interrupt;
-use crate::maps::{ASYNCIO, GOES_ON, GREENLETS, LAYOUTS, SCRATCH_BYTES, SPANS, State, VARIABLES, Variable, config};
+use crate::layouts::layout_of;
+use crate::maps::{ASYNCIO, GOES_ON, GREENLETS, SCRATCH_BYTES, SPANS, State, VARIABLES, Variable, config};
 use crate::memory::{CurrentProcess, masked};
 use crate::sample::{self, Scratch, walk_python_frames};
 use tachyon_common::config::flags as config_flags;
@@ -69,16 +70,27 @@ pub fn forget_variables(image: u64, tid: u32) {
 /// Takes down the greenlet and the task that the thread runs, where its process has such.
 #[inline(always)]
 pub fn read(state: &State) {
-    let (greenlets, current_tasks, asyncio) =
-        (state.process.greenlets, state.process.current_tasks, state.process.asyncio);
-    if greenlets != 0 {
+    let (current_tasks, asyncio) = (current_tasks(state), state.process.asyncio);
+    if has_greenlets(state) {
         read_greenlet();
     }
     if current_tasks != 0 {
         look_for_current();
-    } else if asyncio != 0 {
+    } else if asyncio != 0 && config!(flags) & config_flags::NO_TASKS == 0 {
         read_task();
     }
+}
+
+/// Whether the process has greenlets, as far as is known, and the programs are made for such.
+#[inline(always)]
+pub fn has_greenlets(state: &State) -> bool {
+    config!(flags) & config_flags::NO_GREENLETS == 0 && state.process.greenlets != 0
+}
+
+/// [`ProcessEntry::current_tasks`](tachyon_common::process::ProcessEntry::current_tasks), likewise.
+#[inline(always)]
+pub fn current_tasks(state: &State) -> u64 {
+    if config!(flags) & config_flags::NO_TASKS == 0 { state.process.current_tasks } else { 0 }
 }
 
 /// Takes down the greenlet that the thread runs. (No function of its own: the kernel bounds the stacks of functions that call each other.)
@@ -138,7 +150,7 @@ fn take_greenlet() -> bool {
 #[inline(never)]
 pub extern "C" fn look_at_greenlet() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     let Some(at) = GREENLETS.get(state.process.greenlets) else { return 0 };
     let greenlets = opaque::place(&mut state.greenlets);
     u64::from(greenlets.look(&CurrentProcess, layout, at, &mut state.task_reader))
@@ -158,7 +170,7 @@ pub extern "C" fn begin_greenlets_name() -> u64 {
 #[inline(never)]
 pub extern "C" fn look_at_greenlets_name() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     let greenlets = opaque::place(&mut state.greenlets);
     u64::from(greenlets.look_at_name(&CurrentProcess, layout, &mut state.task_reader))
 }
@@ -168,7 +180,7 @@ pub extern "C" fn look_at_greenlets_name() -> u64 {
 #[inline(never)]
 pub extern "C" fn take_greenlets_name() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     let Some(at) = GREENLETS.get(state.process.greenlets) else { return 0 };
     let greenlets = opaque::place(&mut state.greenlets);
     greenlets.take_name(&CurrentProcess, layout, at, &mut state.task_reader);
@@ -215,7 +227,7 @@ fn walk_parents() {
 #[inline(never)]
 pub extern "C" fn read_task() -> u64 {
     let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
     state.whose.task = Task::NONE;
     let tstate = sample.record.tstate;
@@ -242,7 +254,7 @@ pub extern "C" fn begin_current() -> u64 {
 #[inline(never)]
 pub extern "C" fn look_at_current() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
     let current = opaque::place(&mut state.current);
     u64::from(current.look(&CurrentProcess, layout, asyncio, &mut state.task_reader, &mut state.walk.tasks))
@@ -253,7 +265,7 @@ pub extern "C" fn look_at_current() -> u64 {
 #[inline(never)]
 pub extern "C" fn take_current() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
     state.whose.flags &= !flags::TASK;
     let met = if state.walk.stored == 0 { 0 } else { state.walk.task_met };
@@ -310,7 +322,7 @@ pub extern "C" fn look_at_awaiting() -> u64 {
 #[inline(never)]
 pub extern "C" fn take_awaiting() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
     let (awaiting, running) = (opaque::place(&mut state.awaiting), &mut state.whose.task);
     u64::from(awaiting.take(&CurrentProcess, layout, asyncio, &mut state.task_reader, running, state.walk.stored))
@@ -321,7 +333,7 @@ pub extern "C" fn take_awaiting() -> u64 {
 #[inline(never)]
 pub extern "C" fn look_at_coroutine() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
     u64::from(opaque::place(&mut state.awaiting).coroutine(&CurrentProcess, layout, asyncio, &mut state.task_reader))
 }
@@ -352,13 +364,13 @@ fn walked_coroutine(whole: bool) -> bool {
 pub fn walk_awaiting<C: Interrupt>(ctx: &C) {
     let Some(state) = Scratch::state() else { return };
     keep_entry(state);
-    if state.whose.flags & flags::GREENLET != 0 {
+    if state.whose.flags & flags::GREENLET != 0 && config!(flags) & config_flags::NO_GREENLETS == 0 {
         walk_parents();
     }
     let Some(state) = Scratch::state() else { return };
-    if state.process.current_tasks != 0 {
+    if current_tasks(state) != 0 {
         take_current();
-    } else if state.whose.flags & flags::TASK != 0 {
+    } else if state.whose.flags & flags::TASK != 0 && config!(flags) & config_flags::NO_TASKS == 0 {
         walk_tasks();
     }
     let Some(mut scratch) = Scratch::get() else { return };

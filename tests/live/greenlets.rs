@@ -25,7 +25,7 @@ const EVENT: &str = "<event: task-wait>";
 const UNKNOWN: &str = "<unknown function>";
 
 /// The interpreter, and what it is started with, so that it can import greenlet.
-fn with_greenlet(python: &Interpreter) -> (Interpreter, Option<String>) {
+pub(crate) fn with_greenlet(python: &Interpreter) -> (Interpreter, Option<String>) {
     if python.root.is_some() {
         return (python.clone(), Some(package("greenlet", python)));
     }

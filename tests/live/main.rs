@@ -37,6 +37,7 @@ mod layouts;
 mod limits;
 mod line_heat;
 mod made_code;
+mod made_for;
 mod many;
 mod mixed;
 mod mixed_truth;

@@ -105,6 +105,7 @@ impl Sampling {
             unwind_memory: Some(8 << 20),
             ring_bytes: 1 << 22,
             pid_namespace: None,
+            made_for: None,
             kept: None,
         };
         let process = RemoteProcess::open(Pid(pid)).expect("the target runs");

@@ -30,6 +30,7 @@ fn loaded(all_python: bool) -> Kernel {
         unwind_memory: None,
         ring_bytes: 1 << 20,
         pid_namespace: None,
+        made_for: None,
         kept: None,
     };
     Kernel::load(&options).expect("the object is accepted")

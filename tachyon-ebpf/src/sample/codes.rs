@@ -3,7 +3,8 @@
 use super::{Scratch, go_on};
 use crate::emit::emit;
 use crate::interrupt::Interrupt;
-use crate::maps::{FRAME_SLOTS, LAYOUTS, STAGE_NAME};
+use crate::layouts::layout_of;
+use crate::maps::{FRAME_SLOTS, STAGE_NAME};
 use crate::memory::masked;
 use crate::names::{self, Named};
 use tachyon_common::limits::CODES_PER_STEP;
@@ -14,7 +15,7 @@ use tachyon_common::limits::CODES_PER_STEP;
 #[inline(never)]
 pub extern "C" fn name_code() -> u64 {
     let Some(Scratch { state, sample, counters }) = Scratch::get() else { return named::ALL };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return named::ALL };
+    let Some(layout) = layout_of(state.process.layout) else { return named::ALL };
     let Some((index, lacking)) = state.codes.next() else { return named::ALL };
     // SAFETY: masked to a slot of the array.
     let frame = unsafe { sample.frames.as_ptr().add(masked::<{ FRAME_SLOTS as u32 - 1 }>(index)) };

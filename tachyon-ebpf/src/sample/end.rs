@@ -3,8 +3,9 @@
 use super::{Scratch, go_on, lose};
 use crate::emit::emit;
 use crate::interrupt::Interrupt;
+use crate::layouts::layout_of;
 use crate::maps::{
-    FRAME_SLOTS, LAYOUTS, STAGE_AWAITING, STAGE_HOLDER, STAGE_NAME, STAGE_NATIVE, SampleScratch, State, config, repair,
+    FRAME_SLOTS, STAGE_AWAITING, STAGE_HOLDER, STAGE_NAME, STAGE_NATIVE, SampleScratch, State, config, repair,
 };
 use crate::memory::masked;
 use crate::thread;
@@ -41,10 +42,10 @@ fn is_being_linked(sample: &SampleScratch, state: &State) -> bool {
 /// linked.
 #[inline(always)]
 fn look_for_switch(record: &mut SampleRecord, state: &State) {
-    if state.process.greenlets == 0 || state.walk.stored == 0 || state.walk.entry_frame != 0 {
+    if !whose::has_greenlets(state) || state.walk.stored == 0 || state.walk.entry_frame != 0 {
         return;
     }
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return };
+    let Some(layout) = layout_of(state.process.layout) else { return };
     // Where each chain has such frames (3.12+).
     let has_shims = !layout.has(layout_flags::FRAME_OBJECTS) && !Layout::present(layout.frame_is_entry);
     if has_shims && whose::is_switching() != 0 {
@@ -58,7 +59,7 @@ pub(super) fn stopped<C: Interrupt>(ctx: &C, scratch: &mut Scratch, reason: u32)
     let has_more = settle(reason);
     if config!(flags) & config_flags::AWAITING != 0 && has_more != 0 {
         go_on(ctx, scratch, STAGE_AWAITING);
-        if scratch.state.process.current_tasks != 0 {
+        if whose::current_tasks(scratch.state) != 0 {
             whose::take_current();
         }
     }
@@ -74,7 +75,7 @@ pub extern "C" fn settle(reason: u32) -> u64 {
     let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     let record = &mut sample.record;
     record.stop = reason as u8;
-    if let Some(layout) = LAYOUTS.get(state.process.layout)
+    if let Some(layout) = layout_of(state.process.layout)
         && !walk::entered_here(layout, state.own_stack, state.walk.entry_frame)
     {
         // Another thread runs this state: these frames are that one's, and so is all else that was read in it.
@@ -105,12 +106,12 @@ pub extern "C" fn settle(reason: u32) -> u64 {
     }
     record.root_shims = state.walk.shims as u8;
     // Before 3.14, which task runs is not known yet, and those that await it are not.
-    let knows = if state.process.current_tasks == 0 { whose_flags::TASK } else { 0 };
+    let knows = if whose::current_tasks(state) == 0 { whose_flags::TASK } else { 0 };
     let has_more = state.whose.flags & (knows | whose_flags::GREENLET) != 0;
     if config!(flags) & config_flags::AWAITING != 0 && has_more {
         return 1;
     }
-    if state.process.current_tasks != 0 {
+    if whose::current_tasks(state) != 0 {
         whose::take_current();
     }
     0

@@ -3,7 +3,8 @@
 use super::end::stopped;
 use super::{Scratch, go_on};
 use crate::interrupt::Interrupt;
-use crate::maps::{FRAME_SLOTS, GOES_ON, LAYOUTS, STAGE_WALK, STOPS, config, repair};
+use crate::layouts::layout_of;
+use crate::maps::{FRAME_SLOTS, GOES_ON, STAGE_WALK, STOPS, config, repair};
 use crate::memory::{CurrentProcess, masked};
 use crate::names;
 use crate::whose;
@@ -63,7 +64,7 @@ impl FrameSink for SampleFrames<'_> {
 #[inline(never)]
 pub extern "C" fn walk_python_frames() -> u64 {
     let Some((sample, state)) = Scratch::sample_and_state() else { return u64::from(GOES_ON) };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return u64::from(GOES_ON) };
+    let Some(layout) = layout_of(state.process.layout) else { return u64::from(GOES_ON) };
     let mut frames = SampleFrames { frames: sample.frames.as_mut_ptr(), codes: &mut state.codes };
     let mut ended = None;
     let mut looks = 0;
@@ -88,7 +89,7 @@ pub extern "C" fn walk_python_frames() -> u64 {
 #[inline(never)]
 pub extern "C" fn look_at_caller() -> u64 {
     let Some(state) = Scratch::state() else { return Link::NotProven as u64 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return Link::NotProven as u64 };
+    let Some(layout) = layout_of(state.process.layout) else { return Link::NotProven as u64 };
     opaque::place(&mut state.walk).look_at_callers(&CurrentProcess, layout, &mut state.frame_buffer) as u64
 }
 
@@ -97,7 +98,7 @@ pub extern "C" fn look_at_caller() -> u64 {
 #[inline(never)]
 pub extern "C" fn look_at_link() -> u64 {
     let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     // SAFETY: the array's first element.
     let leaf = unsafe { sample.frames.as_ptr().read() };
     let (ip, evaluator) = (sample.record.user_ip, state.process.evaluator_start);

@@ -2,7 +2,8 @@
 
 use super::{Scratch, go_on, go_on_to_walk, lose, next};
 use crate::interrupt::Interrupt;
-use crate::maps::{LAYOUTS, STAGE_SEARCH, config, repair};
+use crate::layouts::layout_of;
+use crate::maps::{STAGE_SEARCH, config, repair};
 use crate::memory::CurrentProcess;
 use crate::thread;
 use tachyon_common::config::flags as config_flags;
@@ -19,7 +20,7 @@ use tachyon_common::walk::{self, Found, StackScan};
 #[inline(never)]
 pub extern "C" fn look_at_thread() -> u64 {
     let Some(state) = Scratch::state() else { return result::GOES_ON };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return result::GOES_ON };
+    let Some(layout) = layout_of(state.process.layout) else { return result::GOES_ON };
     match opaque::place(&mut state.search).look(&CurrentProcess, layout, &state.slots) {
         Found::More => result::GOES_ON,
         Found::Scan => result::SCANS,
@@ -120,7 +121,7 @@ pub fn search_threads<C: Interrupt>(ctx: &C) {
 pub extern "C" fn searched(found: u32) -> u64 {
     let Some(mut scratch) = Scratch::get() else { return u64::from(next::NOTHING) };
     let state = &mut *scratch.state;
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return u64::from(next::LOST) };
+    let Some(layout) = layout_of(state.process.layout) else { return u64::from(next::LOST) };
     let tid = scratch.sample.record.tid;
     if found == result::GOES_ON as u32 {
         state.thread_steps += 1;
@@ -146,7 +147,7 @@ pub extern "C" fn searched(found: u32) -> u64 {
 #[inline(never)]
 pub extern "C" fn break_off() -> u64 {
     let Some((sample, state)) = Scratch::sample_and_state() else { return u64::from(next::NOTHING) };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return u64::from(next::LOST) };
+    let Some(layout) = layout_of(state.process.layout) else { return u64::from(next::LOST) };
     let token = thread::token(layout, &state.process, state.thread_starts);
     thread::break_off(&state.search, &state.process, sample.record.tid, token);
     StopReason::ThreadListTooLong as u64

@@ -2,7 +2,8 @@
 
 use super::facts::{self, is_for_gil};
 use super::record;
-use crate::maps::{LAYOUTS, State};
+use crate::layouts::layout_of;
+use crate::maps::State;
 use crate::memory::CurrentProcess;
 use crate::sample::{self, Scratch, walk_python_frames};
 use aya_ebpf::programs::RawTracePointContext;
@@ -17,7 +18,7 @@ pub extern "C" fn find_holder() -> u64 {
     let (Some(Scratch { state, sample, .. }), Some(waiting)) = (Scratch::get(), record::waiting()) else { return 0 };
     let facts = &mut waiting.facts;
     (facts.holder, facts.holder_frames) = (0, 0);
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(layout) = layout_of(state.process.layout) else { return 0 };
     facts.gil = facts::gil(layout, state.process.runtime, sample.record.tstate);
     if !is_for_gil(facts, &sample.record) {
         return 0;

@@ -219,6 +219,12 @@ pub fn is_named_asyncio(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"_asyncio."))
 }
 
+/// Whether a process has mapped the module.
+#[must_use]
+pub fn has_asyncio(maps: &[Mapping]) -> bool {
+    maps.iter().filter_map(Mapping::file_path).any(is_named_asyncio)
+}
+
 /// Where to look first: in the interpreter's own file, then in files that are named like the module.
 fn place(mapping: &Mapping, interpreter: &Interpreter) -> u8 {
     let path = mapping.file_path();

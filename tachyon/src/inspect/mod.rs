@@ -31,7 +31,7 @@ use std::time::Instant;
 
 use tachyon_common::layout::{Layout, flags};
 
-pub use self::asyncio::{AsyncioOffsets, asyncio_offsets, is_named_asyncio};
+pub use self::asyncio::{AsyncioOffsets, asyncio_offsets, has_asyncio, is_named_asyncio};
 pub use self::awaits::{AwaitLayout, CoroutineLayout, FrameStates, StackTop};
 pub use self::collector::Collector;
 pub use self::entering::{EnteringError, EnteringWindow};

@@ -46,12 +46,18 @@ pub enum KernelError {
     /// A map could not be mapped into memory.
     #[error("cannot map the BPF map {0} into memory: {1}")]
     Share(&'static str, std::io::Error),
+    /// What is loaded later could not be given the maps of what is loaded.
+    #[error("cannot hand on the BPF maps: {0}")]
+    HandOn(std::io::Error),
     /// The thread on which the verifier checks programs could not be made.
     #[error("cannot start a thread to load the BPF programs: {0}")]
     Thread(std::io::Error),
     /// The verifier still has the programs.
     #[error("the verifier still looks at the BPF programs")]
     Verifying,
+    /// The programs are made for other processes than this, and those for all could not be loaded.
+    #[error("the BPF programs are made for other interpreters, and those for all could not be loaded")]
+    Narrow,
     /// The object lacks something that the loader expects.
     #[error("the BPF object has no {0}: it was not built from the sources of this program")]
     Missing(&'static str),
@@ -85,8 +91,10 @@ impl Advice for KernelError {
             }
             Self::Map { .. }
             | Self::Share(..)
+            | Self::HandOn(_)
             | Self::Thread(_)
             | Self::Verifying
+            | Self::Narrow
             | Self::Missing(_)
             | Self::Cpus { .. }
             | Self::TooManyLayouts => None,

@@ -11,6 +11,7 @@ mod error;
 mod jitter;
 mod kept;
 mod loader;
+mod made_for;
 mod native;
 mod numbered;
 mod object;
@@ -30,6 +31,7 @@ pub use chosen::{ChosenEvent, EventError, Events, Listed, events};
 #[cfg(debug_assertions)]
 pub use diagnostics::log_with;
 pub use error::KernelError;
+pub use made_for::MadeFor;
 pub use native::NativeMaps;
 pub use object::{Kernel, LoadTimes};
 pub use options::{Options, processes, ring_bytes};

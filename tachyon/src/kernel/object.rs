@@ -5,6 +5,7 @@ use super::chosen::ChosenEvent;
 use super::diagnostics::{self, Diagnostics};
 use super::error::{KernelError, program_error};
 use super::loader::loader;
+use super::made_for::{Loaded, Narrow};
 use super::native::NativeMaps;
 use super::numbered::Numbered;
 use super::options::Options;
@@ -17,6 +18,7 @@ use super::waits::{WAKE, WaitMaps, Waits};
 use crate::types::KtimeNs;
 use aya::Ebpf;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
+use aya::programs::ProgramInfo;
 use aya::programs::raw_trace_point::RawTracePointLinkId;
 use std::fs::File;
 use std::io::Read as _;
@@ -24,6 +26,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::Counters;
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{
@@ -35,7 +38,7 @@ use tachyon_common::segment::{ALL_BANKS, BANKS};
 use tachyon_common::whose::{Asyncio, Greenlets, ThreadLocal};
 
 /// The committed object (see `build.rs`).
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tachyon.bpf.o"));
+pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tachyon.bpf.o"));
 
 /// How long the parts of loading took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +55,9 @@ pub struct LoadTimes {
 pub struct Kernel {
     /// Absent while the verifier checks the programs that make samples.
     pub(super) ebpf: Option<Ebpf>,
+    pub(super) narrow: Option<Narrow>,
+    /// What is loaded beside that.
+    pub(super) wide: Option<Loaded>,
     lives: HashMap<MapData, u32, Pod<Life>>,
     entries: HashMap<MapData, u64, Pod<ProcessEntry>>,
     pub(super) verdicts: Array<MapData, u64>,
@@ -59,10 +65,10 @@ pub struct Kernel {
     changes: u64,
     executables: HashMap<MapData, Pod<FileKey>, Pod<ProcessEntry>>,
     dull: HashMap<MapData, Pod<FileKey>, u64>,
-    layouts: Numbered<Layout>,
-    asyncio: Numbered<Asyncio>,
-    spans: Numbered<ThreadLocal>,
-    greenlets: Numbered<Greenlets>,
+    pub(super) layouts: Numbered<Layout>,
+    pub(super) asyncio: Numbered<Asyncio>,
+    pub(super) spans: Numbered<ThreadLocal>,
+    pub(super) greenlets: Numbered<Greenlets>,
     pub(super) counters: PerCpuArray<MapData, Pod<Counters>>,
     pub(super) events_lost: PerCpuArray<MapData, u64>,
     /// The bank of `counters` that runs count in.
@@ -127,10 +133,18 @@ impl Kernel {
         samplers.retain(|&name| wakes || name != WAKE);
         let native = |entries: u32| if options.unwind_memory.is_some() { entries } else { 1 };
         let seed = config.seed;
+        let made_for = options.made_for();
+        let mut of_all = config;
+        if let Some(made_for) = &made_for {
+            config.flags |= made_for.flags();
+            of_all.flags |= config_flags::AFTER_ONE_LAYOUT;
+        }
         let config = Pod(config);
+        let layout = Pod(made_for.map_or_else(Layout::default, |made_for| made_for.layout));
         let processes = processes_override().unwrap_or(options.processes);
         let mut ebpf = loader()
             .override_global("CONFIG", &config, true)
+            .override_global("LAYOUT", &layout, true)
             .map_max_entries("PROCESSES", processes)
             .map_max_entries("ENTRIES", processes)
             .map_max_entries("SAMPLES", options.ring_bytes)
@@ -152,15 +166,23 @@ impl Kernel {
         let rows = options.unwind_memory.map(|bytes| RowChunks::put_in_place(&ebpf, bytes, &map_bytes)).transpose()?;
         let wait_maps = waits.then(|| WaitMaps::of(&mut ebpf)).transpose()?;
         map_bytes.store(ebpf.maps().filter_map(|(_, map)| memlock(map_fd(map)?)).sum(), Ordering::Relaxed);
+        let narrow = made_for.map(|made_for| Narrow::of(made_for, of_all, &ebpf, samplers.clone())).transpose()?;
         load_programs(&mut ebpf, &hooks())?;
+        let mut layouts = Numbered::of(&mut ebpf, "LAYOUTS", 0, MAX_LAYOUTS)?;
+        if let Some(made_for) = &made_for {
+            // The number 0.
+            layouts.number(&made_for.layout)?;
+        }
         Ok(Self {
+            wide: None,
+            narrow,
             lives: take(&mut ebpf, "PROCESSES")?,
             entries: take(&mut ebpf, "ENTRIES")?,
             verdicts: take(&mut ebpf, "VERDICTS")?,
             changes: 0,
             executables: take(&mut ebpf, "EXECUTABLES")?,
             dull: take(&mut ebpf, "DULL")?,
-            layouts: Numbered::of(&mut ebpf, "LAYOUTS", 0, MAX_LAYOUTS)?,
+            layouts,
             asyncio: Numbered::of(&mut ebpf, "ASYNCIO", 1, MAX_ASYNCIO)?,
             spans: Numbered::of(&mut ebpf, "SPANS", 1, MAX_SPANS)?,
             greenlets: Numbered::of(&mut ebpf, "GREENLETS", 1, MAX_GREENLET_PLACES)?,
@@ -337,38 +359,6 @@ impl Kernel {
         let _woken = self.dull.insert(Pod(key), until.0, 0);
     }
 
-    /// The number of a layout, which is stored if it is new.
-    ///
-    /// # Errors
-    /// When there are too many.
-    pub fn layout_number(&mut self, layout: &Layout) -> Result<u32, KernelError> {
-        self.layouts.number(layout)?.ok_or(KernelError::TooManyLayouts)
-    }
-
-    /// The number for where asyncio keeps the running task; `None`: there are too many.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn asyncio_number(&mut self, asyncio: &Asyncio) -> Result<Option<u16>, KernelError> {
-        Ok(self.asyncio.number(asyncio)?.and_then(|number| u16::try_from(number).ok()))
-    }
-
-    /// The number for where a thread keeps its span, likewise.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn spans_number(&mut self, place: &ThreadLocal) -> Result<Option<u16>, KernelError> {
-        Ok(self.spans.number(place)?.and_then(|number| u16::try_from(number).ok()))
-    }
-
-    /// The number for where threads keep their greenlets, likewise.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn greenlets_number(&mut self, place: &Greenlets) -> Result<Option<u16>, KernelError> {
-        Ok(self.greenlets.number(place)?.and_then(|number| u16::try_from(number).ok()))
-    }
-
     /// Takes the maps of native stacks; once.
     ///
     /// # Errors
@@ -412,22 +402,19 @@ impl Kernel {
     /// Instructions that the verifier processed, for each program, if the kernel says (5.16+).
     #[must_use]
     pub fn verified_instructions(&self) -> Vec<(String, Option<u32>)> {
-        self.ebpf
-            .iter()
-            .flat_map(Ebpf::programs)
-            .map(|(name, program)| {
-                let count = program.info().ok().and_then(|info| info.verified_instruction_count());
-                (name.to_owned(), count.filter(|count| *count > 0))
-            })
-            .collect()
+        let count = |info: &ProgramInfo| info.verified_instruction_count().filter(|count| *count > 0);
+        let first = self.ebpf.iter().flat_map(Ebpf::programs);
+        let first = first.map(|(name, program)| (name.to_owned(), program.info().ok().and_then(|info| count(&info))));
+        first.chain(self.wide.iter().flatten().map(|(name, info)| (name.clone(), count(info)))).collect()
     }
 }
 
 /// The descriptor of a map of the kinds used here.
-fn map_fd(map: &Map) -> Option<i32> {
+pub(super) fn map_fd(map: &Map) -> Option<i32> {
     match map {
         Map::Array(data)
         | Map::HashMap(data)
+        | Map::LruHashMap(data)
         | Map::PerCpuArray(data)
         | Map::ProgramArray(data)
         | Map::RingBuf(data) => Some(data.fd().as_fd().as_raw_fd()),

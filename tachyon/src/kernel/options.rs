@@ -1,6 +1,7 @@
 //! Choices made before the object is loaded.
 
 use super::chosen::ChosenEvent;
+use super::made_for::MadeFor;
 use super::waits::Waits;
 use crate::kept::Folder;
 use std::sync::Arc;
@@ -43,11 +44,18 @@ pub struct Options {
     ///
     /// [`own_pid_namespace`]: crate::remote::own_pid_namespace
     pub pid_namespace: Option<u32>,
+    /// What all processes that it begins with have in common, if that is known; not used with waits or chosen events.
+    pub made_for: Option<MadeFor>,
     /// Where the kernel's offsets are kept between recordings; `None`: nowhere.
     pub kept: Option<Arc<Folder>>,
 }
 
 impl Options {
+    /// What the programs are made for, in place of everything.
+    pub(super) fn made_for(&self) -> Option<MadeFor> {
+        self.made_for.filter(|_| !self.waits.are_wanted() && self.events.is_empty())
+    }
+
     /// What of this the programs are told as flags of their configuration.
     pub(super) fn flags(&self) -> u32 {
         let chosen = [

@@ -116,7 +116,7 @@ pub(super) fn load_programs(ebpf: &mut Ebpf, names: &[&'static str]) -> Result<(
 }
 
 /// The same on two threads: the kernel's verifier takes a thread's time for each program, and knows no other's.
-fn load_side_by_side(ebpf: &mut Ebpf, names: &[&'static str]) -> Result<(), KernelError> {
+pub(super) fn load_side_by_side(ebpf: &mut Ebpf, names: &[&'static str]) -> Result<(), KernelError> {
     let mut found: HashMap<&str, &mut Program> = ebpf.programs_mut().collect();
     let mut all = Vec::new();
     // Those that take long come first, so that the others fill up what is left.

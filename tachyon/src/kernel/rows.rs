@@ -6,6 +6,7 @@
 //! the real one: programs name maps by descriptor until the kernel has verified them.
 
 use super::error::KernelError;
+use super::made_for;
 use super::object::memlock;
 use super::shared::SharedArray;
 use aya::Ebpf;
@@ -85,9 +86,8 @@ impl RowChunks {
 /// Puts a map in the place of the declared array of this name.
 pub(super) fn put_in_place(ebpf: &Ebpf, name: &'static str, map: &OwnedFd) -> Result<(), KernelError> {
     let Some(Map::Array(declared)) = ebpf.map(name) else { return Err(KernelError::Missing(name)) };
-    // SAFETY: both are open descriptors; the declared map's stays that of its owner, who closes it once.
-    let put = unsafe { libc::dup3(map.as_raw_fd(), declared.fd().as_fd().as_raw_fd(), libc::O_CLOEXEC) };
-    if put < 0 { Err(KernelError::Share(name, io::Error::last_os_error())) } else { Ok(()) }
+    made_for::put_in_place(declared.fd().as_fd().as_raw_fd(), map.as_raw_fd())
+        .map_err(|error| KernelError::Share(name, error))
 }
 
 fn new_chunk(rows: u32) -> Result<MapData, MapError> {

@@ -2,10 +2,11 @@
 
 use super::chosen::{ChosenEvent, Source};
 use super::error::{KernelError, program_error};
+use super::made_for::put_stages;
 use super::object::{Kernel, take};
 use super::perf::{self, Event, Sampling};
 use super::programs::{
-    ENTRY, EVENT_PROGRAMS, STAGES, TRACE_PROGRAMS, TRACE_STAGES, Verified, Verifying, perf_program, trace_program,
+    ENTRY, EVENT_PROGRAMS, TRACE_PROGRAMS, TRACE_STAGES, Verified, Verifying, perf_program, trace_program,
 };
 use aya::Ebpf;
 use aya::maps::{MapData, MapError, PerCpuArray, ProgramArray};
@@ -51,11 +52,10 @@ impl Kernel {
     /// When the kernel refuses.
     pub fn add_samplers(&mut self, verified: Verified) -> Result<(), KernelError> {
         let Verified { mut ebpf, took } = verified;
-        for (index, name) in (0_u32..).zip(STAGES) {
-            if self.samplers.contains(&name) {
-                let fd = perf_program(&mut ebpf, name)?.fd().map_err(program_error(name))?;
-                self.stages.set(index, fd, 0).map_err(KernelError::map("STAGES"))?;
-            }
+        if self.wide.is_none() {
+            // The place of the first is that of one that is made for more.
+            let narrow = self.is_narrow();
+            put_stages(&mut ebpf, &mut self.stages, &self.samplers, |name| !narrow || name != ENTRY)?;
         }
         if let Some(traces) = &mut self.traces {
             for (index, name) in (0_u32..).zip(TRACE_STAGES) {

@@ -120,14 +120,14 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    pub fn new(kernel: Arc<Mutex<Kernel>>, registry: Arc<Mutex<Registry>>, wanted: Wanted) -> Self {
+    pub fn new(kernel: Arc<Mutex<Kernel>>, registry: Arc<Mutex<Registry>>, wanted: Wanted, files: ElfCache) -> Self {
         let Wanted { all_python, follow_children, filter, variables } = wanted;
         let flags = flags::SELECTED | if follow_children { flags::FOLLOW } else { 0 };
         let fresh = lock(&kernel).seed();
         Self {
             kernel,
             registry,
-            cache: ElfCache::default(),
+            cache: files,
             flags,
             all_python,
             filter,

@@ -21,6 +21,7 @@ use super::throttle::Limiter;
 use super::timer::Timer;
 use crate::discover::watch::Watch;
 use crate::events::Reader;
+use crate::inspect::ElfCache;
 use crate::kept::SymbolCache;
 use crate::kernel::{Kernel, LoadTimes, Options, drop_privileges, make_urgent, processes, ring_bytes};
 use crate::profile::{Meta, Profile};
@@ -81,6 +82,7 @@ impl Request {
         let pid_namespace = own_pid_namespace()?;
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let share = request.max_memory.map(memory::share);
+        let mut files = ElfCache::default();
         let wanted_native = request.native.map(|native| native.within(share.map(|share| share.0)));
         let (most_ring, most_queued) = share.unwrap_or((u32::MAX, usize::MAX));
         let options = Options {
@@ -101,6 +103,7 @@ impl Request {
                 .ring_bytes
                 .unwrap_or_else(|| ring_bytes(request.samples_a_second(), cpus).min(most_ring)),
             pid_namespace,
+            made_for: targets::made_for(&request, &mut files),
             // Opened now, while this thread has its rights.
             kept: request.symbol_cache.as_ref().and_then(SymbolCache::open).map(Arc::new),
         };
@@ -119,7 +122,7 @@ impl Request {
             filter: request.filter.clone(),
             variables: request.variables.clone(),
         };
-        let mut follower = Follower::new(Arc::clone(&kernel), Arc::clone(&registry), wanted);
+        let mut follower = Follower::new(Arc::clone(&kernel), Arc::clone(&registry), wanted, files);
         let watch = (request.follow_children || request.native.is_some()).then(Watch::open).transpose()?;
         lock(&kernel).attach_lifecycle()?;
         let verifying = lock(&kernel).verify()?;

@@ -8,6 +8,7 @@ use super::segment::BusyChildren;
 use crate::advice::Refusal;
 use crate::discover;
 use crate::inspect::{self, ElfCache, InspectError};
+use crate::kernel::MadeFor;
 use crate::machine::{access, target_hint};
 use crate::remote::RemoteProcess;
 use crate::types::Pid;
@@ -15,6 +16,28 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Mutex;
 use std::time::Duration;
+
+/// What processes asked for by pid have in common; `None`: nothing, or it is not known, or others may join them, which must not have to wait
+/// for programs of their own.
+pub(super) fn made_for(request: &Request, files: &mut ElfCache) -> Option<MadeFor> {
+    let Targets::Pids(pids) = &request.targets else { return None };
+    if request.follow_children {
+        return None;
+    }
+    let mut common: Option<MadeFor> = None;
+    for &pid in pids {
+        let process = RemoteProcess::open(pid).ok()?;
+        let inspect::Verdict::Python(python) = inspect::inspect(&process, files).ok()? else { return None };
+        let maps = process.maps().ok()?;
+        let first = common.get_or_insert(MadeFor { layout: python.layout.complete(), greenlets: false, tasks: false });
+        if first.layout != python.layout.complete() {
+            return None;
+        }
+        first.greenlets |= inspect::GreenletLayout::is_loaded(&maps);
+        first.tasks |= python.asyncio_built_in || inspect::has_asyncio(&maps);
+    }
+    common
+}
 
 /// Gives every process that is wanted from the start its entry.
 ///

@@ -28,6 +28,7 @@ fn the_kernel_accepts_the_object() {
         unwind_memory: Some(1 << 20),
         ring_bytes: 1 << 20,
         pid_namespace: None,
+        made_for: None,
         kept: None,
     };
     let mut kernel = Kernel::open(&options).expect("needs root and BPF");

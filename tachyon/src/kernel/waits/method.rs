@@ -65,6 +65,7 @@ pub fn wait_method() -> Result<WaitMethod, KernelError> {
         unwind_memory: None,
         ring_bytes: ring_bytes(0.0, 1),
         pid_namespace: None,
+        made_for: None,
         kept: None,
     };
     let mut kernel = Kernel::open(&options)?;

@@ -230,7 +230,7 @@ impl Follower {
             lock(&self.registry).is_of_service(life.instance, life.image, service);
         }
         // Its C module is mapped before it can be used.
-        let imports = running.asyncio == 0 && has_asyncio(&maps);
+        let imports = running.asyncio == 0 && inspect::has_asyncio(&maps);
         let may_import = running.asyncio == 0 && self.asyncio_is_built_in(&entry);
         Some(Looked { published, imports, may_import })
     }
@@ -243,7 +243,7 @@ impl Follower {
 
     /// Where a process that may have loaded asyncio by now keeps its running tasks.
     fn tasks_of_mapped(&mut self, process: &RemoteProcess, maps: &[Mapping], entry: &ProcessEntry) -> Running {
-        if !has_asyncio(maps) && !self.asyncio_is_built_in(entry) {
+        if !inspect::has_asyncio(maps) && !self.asyncio_is_built_in(entry) {
             return Running::default();
         }
         let Ok(Verdict::Python(interpreter)) = inspect::inspect(process, &mut self.cache) else {
@@ -271,7 +271,7 @@ impl Follower {
         let Some(awaits) = interpreter.awaits.as_ref() else { return Running::default() };
         let Some(rows) = ModuleTasks::of(&interpreter.layout) else { return self.tasks_in_files(process, interpreter) };
         // Searching for it means reading hundreds of words of `sys.modules`.
-        let may_have = interpreter.asyncio_built_in || has_asyncio(&process.maps().unwrap_or_default());
+        let may_have = interpreter.asyncio_built_in || inspect::has_asyncio(&process.maps().unwrap_or_default());
         let current = if may_have { snapshot::current_tasks(process, interpreter, &rows) } else { None };
         let Some(current_tasks) = current else { return Running::default() };
         self.running(rows.for_kernel(&interpreter.layout, awaits), current_tasks)
@@ -313,11 +313,6 @@ impl Follower {
 /// When a process began.
 fn began(pid: u32) -> Option<Instant> {
     Instant::now().checked_sub(RemoteProcess::open(Pid(pid)).ok()?.age()?)
-}
-
-/// Whether a process has mapped asyncio's C module.
-fn has_asyncio(maps: &[Mapping]) -> bool {
-    maps.iter().filter_map(Mapping::file_path).any(inspect::is_named_asyncio)
 }
 
 #[cfg(test)]

@@ -1,0 +1,207 @@
+//! Programs for the one interpreter build that a recording begins with.
+//!
+//! The verifier is most of what a start costs, and most of what it looks at is what other versions of CPython need. So where the builds
+//! of all processes are known, the programs are made for theirs: its layout is a constant to the verifier, which leaves out the rest,
+//! and so it does what reads greenlets and tasks where there are none. Once anything else is met, the same programs are loaded a second
+//! time, made for everything, before the first entry says so: the first program goes on to theirs from then on, and what is attached and
+//! counted stays as it is.
+
+use super::Kernel;
+use super::diagnostics::object_or;
+use super::error::{KernelError, program_error};
+use super::loader::loader;
+use super::object::{OBJECT, map_fd, take};
+use super::pod::Pod;
+use super::privileges::drop_privileges_but_sampling;
+use super::programs::{ENTRY, STAGES, load_side_by_side, perf_program};
+use aya::Ebpf;
+use aya::maps::{Map, MapData, ProgramArray};
+use aya::programs::{Program, ProgramInfo};
+use nix::unistd::{SysconfVar, sysconf};
+use std::io;
+use std::os::fd::RawFd;
+use std::panic::resume_unwind;
+use std::sync::mpsc;
+use std::thread::{Builder, JoinHandle};
+use tachyon_common::config::{Config, flags};
+use tachyon_common::layout::Layout;
+
+/// What all processes that a recording begins with have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MadeFor {
+    /// Their layout.
+    pub layout: Layout,
+    /// Some may have greenlets.
+    pub greenlets: bool,
+    /// Some may have running tasks of asyncio.
+    pub tasks: bool,
+}
+
+impl MadeFor {
+    /// As flags of [`Config`].
+    pub(super) const fn flags(&self) -> u32 {
+        let without_greenlets = if self.greenlets { 0 } else { flags::NO_GREENLETS };
+        let without_tasks = if self.tasks { 0 } else { flags::NO_TASKS };
+        flags::ONE_LAYOUT | without_greenlets | without_tasks
+    }
+}
+
+/// What is loaded, as far as it is not made for everything.
+pub(super) struct Narrow {
+    made_for: MadeFor,
+    /// What loads the rest; `None`: it has tried to.
+    rest: Option<Rest>,
+}
+
+impl Narrow {
+    /// Prepares to load the rest, with the configuration and the maps of what is loaded.
+    pub(super) fn of(
+        made_for: MadeFor,
+        config: Config,
+        ebpf: &Ebpf,
+        programs: Vec<&'static str>,
+    ) -> Result<Self, KernelError> {
+        Ok(Self { made_for, rest: Some(Rest::prepare(config, ebpf, programs)?) })
+    }
+}
+
+/// A thread that has the right to load programs, and waits until it is to. It has a table of open files of its own, in which the maps
+/// stay open: the process itself needs no more open files.
+struct Rest {
+    go: mpsc::Sender<()>,
+    thread: JoinHandle<Option<Result<Loaded, KernelError>>>,
+}
+
+/// What the kernel says of each program.
+pub(super) type Loaded = Vec<(String, ProgramInfo)>;
+
+impl Rest {
+    fn prepare(config: Config, ebpf: &Ebpf, programs: Vec<&'static str>) -> Result<Self, KernelError> {
+        let maps: Vec<_> = ebpf.maps().filter_map(|(name, map)| Shared::of(name, map)).collect();
+        let (go, told) = mpsc::channel();
+        let thread = Builder::new().name("tachyon-rest".to_owned()).spawn(move || {
+            // If the kernel refuses, it shares the process's, in which the maps are open as well.
+            let _refused = keep_only(maps.iter().map(|map| map.fd));
+            // If the kernel refuses, it keeps more rights than it needs.
+            let _refused = drop_privileges_but_sampling();
+            told.recv().ok().map(|()| load(config, &maps, &programs))
+        });
+        Ok(Self { go, thread: thread.map_err(KernelError::Thread)? })
+    }
+
+    fn load(self) -> Result<Loaded, KernelError> {
+        // If it has panicked, that is seen below.
+        let _ended = self.go.send(());
+        let loaded = self.thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        loaded.unwrap_or(Err(KernelError::Narrow))
+    }
+}
+
+/// Gives the calling thread a table of open files of its own, with these files and the standard ones.
+fn keep_only(files: impl Iterator<Item = RawFd>) -> io::Result<()> {
+    // SAFETY: takes a number only. Afterwards nothing that this thread closes is closed for another one.
+    if unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut kept: Vec<u32> = files.map(i32::cast_unsigned).chain(0..3).collect();
+    kept.sort_unstable();
+    let ends = kept.iter().skip(1).map(|next| next - 1).chain([u32::MAX]);
+    for (first, last) in kept.iter().map(|fd| fd + 1).zip(ends).filter(|(first, last)| first <= last) {
+        // SAFETY: takes numbers only; the table is this thread's own, and no value of it owns one of these.
+        if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// Programs that a table of them has room for, or fewer.
+const PLACES: u32 = STAGES.len() as u32;
+
+/// A map that both use.
+struct Shared {
+    name: String,
+    fd: RawFd,
+    /// How many entries the one has that is made to be replaced: the fewest that there may be.
+    entries: u32,
+}
+
+impl Shared {
+    /// `None` for constants, which each has its own of.
+    fn of(name: &str, map: &Map) -> Option<Self> {
+        let page = || sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|bytes| u32::try_from(bytes).ok());
+        let entries = match map {
+            Map::RingBuf(_) => page().unwrap_or(1 << 16),
+            // The library goes by it.
+            Map::ProgramArray(_) => PLACES,
+            _ => 1,
+        };
+        let is_constant = name.starts_with('.');
+        (!is_constant).then_some(Self { name: name.to_owned(), fd: map_fd(map)?, entries })
+    }
+}
+
+/// Loads the programs of the object once more, with these maps in the place of their own, and puts them in their places. (Before a program
+/// is loaded, it names maps by descriptor; the library has no way to give it others.)
+fn load(config: Config, maps: &[Shared], programs: &[&'static str]) -> Result<Loaded, KernelError> {
+    let config = Pod(config);
+    let mut loader = loader();
+    loader.override_global("CONFIG", &config, true);
+    for Shared { name, entries, .. } in maps {
+        loader.map_max_entries(name, *entries);
+    }
+    let mut ebpf = loader.load(&object_or(OBJECT)).map_err(|error| KernelError::Load(Box::new(error)))?;
+    for Shared { name, fd, .. } in maps {
+        let own = ebpf.map(name).and_then(map_fd).ok_or(KernelError::Missing("map that it had"))?;
+        put_in_place(own, *fd).map_err(KernelError::HandOn)?;
+    }
+    load_side_by_side(&mut ebpf, programs)?;
+    let mut stages = take(&mut ebpf, "STAGES")?;
+    put_stages(&mut ebpf, &mut stages, programs, |name| name != ENTRY)?;
+    // The last one, for it leads to the others.
+    put_stages(&mut ebpf, &mut stages, programs, |name| name == ENTRY)?;
+    let told = |(name, program): (&str, &Program)| Some((name.to_owned(), program.info().ok()?));
+    Ok(ebpf.programs().filter_map(told).collect())
+}
+
+/// Puts those of these programs in their places of the tail-call table.
+pub(super) fn put_stages(
+    ebpf: &mut Ebpf,
+    stages: &mut ProgramArray<MapData>,
+    programs: &[&'static str],
+    wanted: impl Fn(&str) -> bool,
+) -> Result<(), KernelError> {
+    for (index, name) in (0_u32..).zip(STAGES).filter(|(_, name)| wanted(name) && programs.contains(name)) {
+        let fd = perf_program(ebpf, name)?.fd().map_err(program_error(name))?;
+        stages.set(index, fd, 0).map_err(KernelError::map("STAGES"))?;
+    }
+    Ok(())
+}
+
+/// Puts a map in the place of another one's descriptor.
+pub(super) fn put_in_place(of: RawFd, map: RawFd) -> io::Result<()> {
+    // SAFETY: both are open descriptors; the first stays that of its owner, who closes it once.
+    let put = unsafe { libc::dup3(map, of, libc::O_CLOEXEC) };
+    if put < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+impl Kernel {
+    /// Whether what is loaded is made for a part of what there may be.
+    #[must_use]
+    pub const fn is_narrow(&self) -> bool {
+        self.narrow.is_some()
+    }
+
+    /// Loads what is made for everything if `lacks` holds of what is loaded. To be called before an entry says that there is such a
+    /// process. Takes as long as the verifier.
+    pub(super) fn widen_if(&mut self, lacks: impl FnOnce(&MadeFor) -> bool) -> Result<(), KernelError> {
+        let Some(narrow) = self.narrow.as_mut().filter(|narrow| lacks(&narrow.made_for)) else { return Ok(()) };
+        let rest = narrow.rest.take().ok_or(KernelError::Narrow)?;
+        self.wide = Some(rest.load()?);
+        self.narrow = None;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
