@@ -123,6 +123,8 @@ pub mod flags {
     pub const NO_GREENLETS: u32 = 1 << 12;
     /// They are made for processes without running tasks of asyncio.
     pub const NO_TASKS: u32 = 1 << 13;
+    /// Both.
+    pub const NEITHER: u32 = NO_GREENLETS | NO_TASKS;
     /// They are made for all processes, and those of [`ONE_LAYOUT`] lead to them.
     pub const AFTER_ONE_LAYOUT: u32 = 1 << 14;
 }

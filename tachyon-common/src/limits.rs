@@ -87,8 +87,8 @@ pub const MAX_LINETABLE_BYTES: u32 = 1 << 18;
 /// Bytes of a string that enter a code object's identity: all that are shown.
 pub const MAX_TEXT_HASHED: u32 = MAX_TEXT_BYTES as u32;
 
-/// Bytes of a string or line table that are read and hashed in one go.
-pub const HASH_PIECE: usize = 1024;
+/// Bytes of a string or line table that are read and hashed in one go. (The verifier looks at each block of 32.)
+pub const HASH_PIECE: usize = 512;
 
 /// Pieces that one sample reads, besides the first bytes of each string and table: two of the longest line tables, and 256
 /// of others. (Some 120 us, where a target wants it so.)

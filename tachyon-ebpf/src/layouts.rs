@@ -3,6 +3,7 @@
 use crate::maps::{LAYOUTS, config};
 use tachyon_common::config::flags;
 use tachyon_common::layout::Layout;
+use tachyon_common::opaque;
 
 /// Read-only once loaded: the only layout that the programs are made for ([`flags::ONE_LAYOUT`]), written by the loader.
 #[unsafe(no_mangle)]
@@ -18,11 +19,10 @@ pub fn layout_of(number: u32) -> Option<&'static Layout> {
     if config!(flags) & flags::ONE_LAYOUT == 0 {
         return LAYOUTS.get(number);
     }
-    let mut layout = &raw const LAYOUT;
-    // SAFETY: no instruction at all: the compiler must not take it for its initialiser.
-    unsafe {
-        core::arch::asm!("/* {0} */", inout(reg) layout, options(pure, nomem, nostack));
-    }
+    // Hidden, for the compiler must not take it for its initialiser.
+    let layout = core::ptr::with_exposed_provenance::<Layout>(opaque::word(
+        (&raw const LAYOUT).expose_provenance() as u64
+    ) as usize);
     // SAFETY: a live static of this type.
     Some(unsafe { &*layout })
 }

@@ -430,8 +430,8 @@ fn walk_tasks() {
 pub extern "C" fn append_whose(at: u64) -> u64 {
     let appended = append_own(at);
     let mut at = at + (appended & 0xff);
-    // Greenlets first.
-    let (mut tasks, count) = (0, appended >> 8 & 0xff);
+    let neither = config!(flags) & config_flags::NEITHER == config_flags::NEITHER;
+    let (mut tasks, count) = (0, if neither { 0 } else { appended >> 8 & 0xff });
     while tasks < MOST_TASKS && tasks < count {
         let task = append_task(at, tasks);
         if task == 0 {
@@ -473,7 +473,7 @@ fn append_own(at: u64) -> u64 {
     bytes | u64::from((state.whose.greenlets + state.whose.awaiting) & 0xff) << 8
 }
 
-/// One of those, if there are so many; gives its length in bytes, or 0. Likewise.
+/// One of those, greenlets first, if there are so many; gives its length in bytes, or 0. Likewise.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn append_task(at: u64, number: u64) -> u64 {

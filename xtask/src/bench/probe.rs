@@ -161,6 +161,30 @@ pub(crate) fn field(path: &str, name: &str) -> Option<String> {
     Some(value.trim().to_owned())
 }
 
+/// Bytes of a process's resident memory that are pages of BPF maps, each as often as it is mapped.
+///
+/// # Errors
+/// It has ended.
+pub(crate) fn mapped_maps(pid: u32) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps")).context("a profiler has ended")?;
+    Ok(of_maps(&text))
+}
+
+/// The same, of the text of `smaps`.
+fn of_maps(smaps: &str) -> u64 {
+    let (mut is_map, mut kib) = (false, 0);
+    for line in smaps.lines() {
+        if let Some(rss) = line.strip_prefix("Rss:") {
+            let rss: Option<u64> = rss.trim().strip_suffix(" kB").and_then(|rss| rss.parse().ok());
+            kib += rss.filter(|_| is_map).unwrap_or(0);
+        } else if line.starts_with(|first: char| first.is_ascii_digit() || first.is_ascii_lowercase()) {
+            // The line that begins a mapping; all others begin with a capital letter.
+            is_map = line.ends_with("anon_inode:bpf-map");
+        }
+    }
+    kib * 1024
+}
+
 /// Jiffies of all CPUs together, and those that the hypervisor gave to others (proc_stat(5), 8th field).
 pub(crate) fn steal() -> (u64, u64) {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -196,6 +220,17 @@ mod tests {
         assert_eq!((objects.kick_runs, objects.kick_ns), (9, 900));
         let later = BpfObjects { timer_runs: 2000, timer_ns: 4_000_000, ..objects };
         assert_eq!(later.since(&objects).timer_runs, 470);
+    }
+
+    #[test]
+    fn pages_of_maps_are_told_from_others() {
+        let smaps = "7f1c00000000-7f1c00021000 rw-p 00000000 00:00 0 \nSize:                132 kB\nRss:                  48 kB\n\
+                     7f1c5a000000-7f1c5a100000 r--s 00001000 00:12 18 anon_inode:bpf-map\nSize:               1024 kB\n\
+                     Rss:                 512 kB\nVmFlags: rd mr\n\
+                     7f1c5b000000-7f1c5b001000 rw-s 00000000 00:12 18                         anon_inode:bpf-map\nRss: 4 kB\n\
+                     ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]\nRss: 8 kB\n";
+        assert_eq!(of_maps(smaps), (512 + 4) * 1024);
+        assert_eq!(mapped_maps(std::process::id()).unwrap(), 0);
     }
 
     #[test]

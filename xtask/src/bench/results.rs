@@ -10,6 +10,7 @@ use super::measure::{
 };
 use super::stats::line;
 use super::tools::Tool;
+use super::usual;
 
 /// Everything one run of the benchmark measured.
 pub(crate) struct Results {
@@ -113,6 +114,9 @@ impl Results {
     pub(crate) fn page(&self, bench: &Bench) -> String {
         let mut page = String::new();
         page.push_str(HEAD);
+        // First of all the way people record; its section takes this place.
+        page.push_str(usual::HEADING);
+        page.push_str("\n## Without native frames\n\n");
         self.in_short(&mut page);
         self.machine.describe(&mut page);
         page.push_str("\n## Against the budget\n\n| what | measured | budget | |\n|---|---:|---:|---|\n");
@@ -128,7 +132,9 @@ impl Results {
 
     /// The answers that most readers look for.
     fn in_short(&self, page: &mut String) {
-        page.push_str("A busy Python program with a stack of 30 frames, on the machine below:\n\n");
+        page.push_str(
+            "A busy Python program with a stack of 30 frames, recorded with `--no-native`, on the machine below:\n\n",
+        );
         for rate_hz in RATES_HZ {
             let [ours, theirs] = [Tool::Tachyon, Tool::PySpy].map(|tool| self.slowdown(tool, rate_hz));
             if let (Some(ours), Some(theirs)) = (ours, theirs) {
@@ -266,8 +272,8 @@ fn as_points(cost: &SampleCost) -> Vec<(f64, f64)> {
 const HEAD: &str = "\
 # Performance
 
-Written by `cargo xtask bench --write`. All figures of a section come from one run on one machine, the one below or the
-section's own, and only figures of the same run are comparable. Nothing here is a promise, and no test asserts on it.
+Written by `cargo xtask bench --write`. All figures of a section come from one run on one machine, its own or the one
+of the section before, and only figures of the same run are comparable. Nothing here is a promise, and no test asserts on it.
 
 ";
 
@@ -294,5 +300,6 @@ const METHOD: &str = "
 - The target's speed is its iterations divided by the time in which no other process kept it off its CPU
   (`/proc/PID/schedstat`). Work on the other CPUs and other guests of the host still disturb it: see the load and the time
   taken by the hypervisor above.
-- Memory is peak RSS plus maps. Pages of the ring that the reader has touched are in both, so the sum errs on the high side.
+- Memory is peak RSS plus maps. Pages of maps that the profiler has mapped are in both, so the sum errs on the high side; with default
+  options, they count once.
 ";

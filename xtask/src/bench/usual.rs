@@ -8,12 +8,13 @@ mod rows;
 
 use std::fmt::Write as _;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
 use super::aims::Aimed;
 use super::measure::{Bench, DEPTH, RATES_HZ, ToolCost, slowdowns, start_phases};
+use super::probe;
 use super::stats::{Interval, median};
 use super::target::{Idle, Target};
 use super::tools::{Aim, Tool};
@@ -82,8 +83,9 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
     // First what is most likely to fail.
     let many_cpus = wanted(Part::ManyCpus).then(|| many_cpus::measure(&bench.tools.tachyon)).transpose()?;
     let torch = wanted(Part::Torch).then(programs::torch).transpose()?;
+    let mut short = Vec::new();
     let mut page = format!(
-        "{HEADING}\nOne busy process of {DEPTH} frames, each profiler with its default options (this one with native frames), watched for \
+        "\nOne busy process of {DEPTH} frames, each profiler with its default options (this one with native frames), watched for \
          {} s from {} s after its start. Wake-ups are voluntary context switches of all its threads. `perf record -g` can only see Python \
          functions of programs that were started with `-X perf`; its own work in the kernel is in no clock of its process. \
          \"Whole run\" and peak RSS as above. Names of native functions are known from earlier recordings, \
@@ -114,6 +116,19 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
         let (ours, theirs) = (of(Names::Known, Tool::Native, low)?, of(Names::Unknown, Tool::PySpy, low)?);
         add(format!("the same at {low} Hz as a share of py-spy's"), ours.share() / theirs.share() * 100.0, 3.3, "%", 2);
         add(format!("wake-ups at {low} Hz, {ordinary}"), ours.wakeups_a_second, 5.0, "a second", 1);
+        let first = of(Names::Unknown, Tool::Native, low)?;
+        short.push(format!(
+            "At {low} Hz, the profiler takes {:.2} % of a core, including the kernel side, and wakes {:.1} times a second; in the first \
+             recording of a program {:.2} %. py-spy takes {:.1} %, without native frames, and wakes {:.0} times.",
+            ours.share() * 100.0,
+            ours.wakeups_a_second,
+            first.share() * 100.0,
+            theirs.share() * 100.0,
+            theirs.wakeups_a_second,
+        ));
+        let (ours, theirs) = (of(Names::Known, Tool::Native, high)?, of(Names::Unknown, Tool::PySpy, high)?);
+        let shares = [ours, theirs].map(|cost| cost.share() * 100.0);
+        short.push(format!("At {high} Hz, it takes {:.2} %, and py-spy {:.1} %.", shares[0], shares[1]));
     }
     if let Some(many_cpus) = &many_cpus {
         let (what, value) = many_cpus.aimed();
@@ -127,8 +142,12 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
     }
     if wanted(Part::Start) {
         let whole = "CPU time of a recording of half a second, start and end included";
-        add(format!("{whole}: nothing is known of its files"), start(bench)?, 80.0, "ms", 0);
-        add(format!("{whole}: names of their functions are known"), with_names(bench, || start(bench))?, 30.0, "ms", 0);
+        let (unknown, known) = (start(bench)?, with_names(bench, || start(bench))?);
+        add(format!("{whole}: nothing is known of its files"), unknown, 80.0, "ms", 0);
+        add(format!("{whole}: names of their functions are known"), known, 30.0, "ms", 0);
+        short.push(format!(
+            "A recording of half a second takes {known:.0} ms of CPU time, the first one {unknown:.0} ms."
+        ));
         let first = first_sample(bench)?;
         add(
             format!("first sample, `--all-python`, {PROCESSES} processes on the host, one of them busy, on all CPUs"),
@@ -143,12 +162,14 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
         let what = format!("target's slowdown at {low} Hz, {count} pairs, upper end of the 95 % interval");
         add(what, mean + half, 0.5, "%", 2);
     }
+    short.extend(slowdown.as_ref().map(told));
     if wanted(Part::Memory) {
         for (pythons, aim) in PYTHONS.into_iter().zip([24.0, 60.0, 100.0]) {
             let what = format!("memory with the maps, Python processes: {pythons}");
             add(what.clone(), memory(bench, pythons)?, aim, "MiB", 1);
             if pythons == 1 {
                 let value = with_names(bench, || memory(bench, pythons))?;
+                short.push(format!("It uses {value:.0} MiB of memory, including its maps in the kernel."));
                 add(format!("{what}, names of functions are known"), value, aim, "MiB", 1);
             }
         }
@@ -162,9 +183,6 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
     if !aims.is_empty() {
         page.push_str("\n| what | measured | aim | |\n|---|---:|---:|---|\n");
         aims.iter().for_each(|aimed| page.push_str(&aimed.shown()));
-    }
-    if let Some(slowdown) = &slowdown {
-        page.push_str(&told(slowdown));
     }
     if wanted(Part::Idle) {
         let many = if quick { PROCESSES } else { MANY_IDLE };
@@ -184,7 +202,19 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
     if wanted(Part::Energy) {
         page.push_str(&energy::sentences(bench, quick)?);
     }
-    Ok(page)
+    Ok(format!("{HEADING}{}{page}", in_short(&short)))
+}
+
+/// The answers that most readers look for.
+fn in_short(answers: &[String]) -> String {
+    if answers.is_empty() {
+        return String::new();
+    }
+    let list: String = answers.iter().map(|answer| format!("- {answer}\n")).collect();
+    format!(
+        "\nA busy Python program with a stack of {DEPTH} frames, recorded with default options, so with native frames; but for the first \
+         recording of a program, names of its native functions are known from an earlier one:\n\n{list}"
+    )
 }
 
 /// The share of its speed that the target loses, in percent; names of functions are known.
@@ -199,7 +229,7 @@ fn told(&Interval { mean, half, count }: &Interval) -> String {
     let (least, most) = (mean - half, mean + half);
     let verdict = if least > 0.0 { "more than nothing" } else { "not to be told from 0" };
     format!(
-        "\nThe target's slowdown at {} Hz is {mean:.2} % (95 % interval: {least:.2} to {most:.2} %, {count} pairs): {verdict}.\n",
+        "The target's slowdown at {} Hz is {mean:.2} % (95 % interval: {least:.2} to {most:.2} %, {count} pairs): {verdict}.",
         RATES_HZ[0],
     )
 }
@@ -263,7 +293,8 @@ fn first_sample(bench: &Bench) -> Result<f64> {
     median(&found).context("at least one start")
 }
 
-/// Peak RSS and maps in MiB, with so many Python processes of which one is busy.
+/// Peak RSS and maps in MiB, with so many Python processes of which one is busy. Pages of maps that the profiler has mapped are in both,
+/// and count once.
 fn memory(bench: &Bench, pythons: usize) -> Result<f64> {
     eprintln!("memory, Python processes: {pythons}");
     let target = bench.target(DEPTH, 0)?;
@@ -271,10 +302,19 @@ fn memory(bench: &Bench, pythons: usize) -> Result<f64> {
     sleep(Duration::from_secs(2));
     let aim = if pythons == 1 { Aim::Pid(target.pid()) } else { Aim::AllPython };
     let run = bench.begin(Tool::Native, aim, RATES_HZ[0])?;
-    sleep(bench.effort.cost / 2);
+    let end = Instant::now() + bench.effort.cost / 2;
+    let (mut peak, mut mapped) = (None, 0);
+    while Instant::now() < end {
+        let now = probe::field(&format!("/proc/{}/status", run.pid()), "VmHWM");
+        if now != peak {
+            // As of then, but for the moment between two looks.
+            (peak, mapped) = (now, probe::mapped_maps(run.pid())?);
+        }
+        sleep(Duration::from_millis(5));
+    }
     let whole = run.finish()?;
     let maps = whole.report.context("the profiler writes a report")?.cost.map_bytes;
-    Ok((whole.peak_rss_bytes + maps) as f64 / MIB)
+    Ok((whole.peak_rss_bytes.saturating_sub(mapped) + maps) as f64 / MIB)
 }
 
 /// Microseconds of the profiler's process for a sample, and of BPF for a run, where many processes are busy.
