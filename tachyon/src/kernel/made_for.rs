@@ -68,8 +68,9 @@ impl Narrow {
 /// A thread that has the right to load programs, and waits until it is to. It has a table of open files of its own, in which the maps
 /// stay open: the process itself needs no more open files.
 struct Rest {
-    go: mpsc::Sender<()>,
-    thread: JoinHandle<Option<Result<Loaded, KernelError>>>,
+    /// Dropping it ends the thread.
+    go: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<Option<Result<Loaded, KernelError>>>>,
 }
 
 /// What the kernel says of each program.
@@ -81,20 +82,43 @@ impl Rest {
         let (go, told) = mpsc::channel();
         let thread = Builder::new().name("tachyon-rest".to_owned()).spawn(move || {
             // If the kernel refuses, it shares the process's, in which the maps are open as well.
-            let _refused = keep_only(maps.iter().map(|map| map.fd));
+            let own = keep_only(maps.iter().map(|map| map.fd)).is_ok();
             // If the kernel refuses, it keeps more rights than it needs.
             let _refused = drop_privileges_but_sampling();
-            told.recv().ok().map(|()| load(config, &maps, &programs))
+            let loaded = told.recv().ok().map(|()| load(config, &maps, &programs));
+            if own {
+                // Now, for whoever waits for a thread does not wait for its files.
+                let _last = close_range(0, u32::MAX);
+            }
+            loaded
         });
-        Ok(Self { go, thread: thread.map_err(KernelError::Thread)? })
+        Ok(Self { go: Some(go), thread: Some(thread.map_err(KernelError::Thread)?) })
     }
 
-    fn load(self) -> Result<Loaded, KernelError> {
-        // If it has panicked, that is seen below.
-        let _ended = self.go.send(());
-        let loaded = self.thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+    fn load(mut self) -> Result<Loaded, KernelError> {
+        if let Some(go) = &self.go {
+            // If it has panicked, that is seen below.
+            let _ended = go.send(());
+        }
+        let ended = self.thread.take().map(JoinHandle::join);
+        let loaded = ended.and_then(|ended| ended.unwrap_or_else(|panic| resume_unwind(panic)));
         loaded.unwrap_or(Err(KernelError::Narrow))
     }
+}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        drop(self.go.take());
+        // Its panic is on standard error.
+        let _panicked = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Closes these files.
+fn close_range(first: u32, last: u32) -> io::Result<()> {
+    // SAFETY: takes numbers only. Only called where the table is the thread's own, and no value of it owns one of these.
+    let closed = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    if closed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Gives the calling thread a table of open files of its own, with these files and the standard ones.
@@ -107,10 +131,7 @@ fn keep_only(files: impl Iterator<Item = RawFd>) -> io::Result<()> {
     kept.sort_unstable();
     let ends = kept.iter().skip(1).map(|next| next - 1).chain([u32::MAX]);
     for (first, last) in kept.iter().map(|fd| fd + 1).zip(ends).filter(|(first, last)| first <= last) {
-        // SAFETY: takes numbers only; the table is this thread's own, and no value of it owns one of these.
-        if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        close_range(first, last)?;
     }
     Ok(())
 }
