@@ -42,7 +42,7 @@ fn other_than(python: &Interpreter) -> String {
     Interpreter::named(other).path.to_str().expect("a plain path").to_owned()
 }
 
-/// Of 1.5 s of CPU time at 499 Hz: what was burnt while programs were loaded is lost, and counted.
+/// Of 1.5 s of CPU time at 499 Hz: what was burnt while programs were loaded is lost, and in the account that each recording is checked by.
 fn is_most(recording: &Recording) {
     let after = with(recording, "after");
     let uninspected = recording.lost("uninspected");

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 use tachyon::events::{Event, Events};
 use tachyon::inspect::{self, ElfCache, Verdict};
-use tachyon::kernel::{Kernel, Options, Waits, processes};
+use tachyon::kernel::{Kernel, Options};
 use tachyon::remote::{Mapping, RemoteProcess};
 use tachyon::types::Pid;
 use tachyon::unwind::UnwindTables;
@@ -91,22 +91,9 @@ impl Sampling {
         const IMAGE: u64 = 7;
         let options = Options {
             interval: Duration::from_micros(1001),
-            all_python: false,
-            gil_only: false,
-            filtered: false,
-            opcodes: false,
-            kernel_stacks: false,
-            waits: Waits::Not,
-            wakers: false,
-            awaiting: false,
-            thread_times: false,
-            events: Vec::new(),
-            processes: processes(Some(1)),
             unwind_memory: Some(8 << 20),
             ring_bytes: 1 << 22,
-            pid_namespace: None,
-            made_for: None,
-            kept: None,
+            ..Options::default()
         };
         let process = RemoteProcess::open(Pid(pid)).expect("the target runs");
         let verdict = inspect::inspect(&process, &mut ElfCache::default()).expect("it can be inspected");

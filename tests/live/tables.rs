@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use tachyon::kernel::{Kernel, KernelError, Options, Waits};
+use tachyon::kernel::{Kernel, KernelError, Options};
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{MAX_LAYOUTS, MAX_PROCESSES};
 use tachyon_common::process::{ProcessEntry, flags};
@@ -14,25 +14,8 @@ use tachyon_tests::live;
 const NOBODY: u32 = 1 << 22;
 
 fn loaded(all_python: bool) -> Kernel {
-    let options = Options {
-        interval: Duration::from_millis(1),
-        all_python,
-        gil_only: false,
-        filtered: false,
-        opcodes: false,
-        kernel_stacks: false,
-        waits: Waits::Not,
-        wakers: false,
-        awaiting: false,
-        thread_times: false,
-        events: Vec::new(),
-        processes: MAX_PROCESSES,
-        unwind_memory: None,
-        ring_bytes: 1 << 20,
-        pid_namespace: None,
-        made_for: None,
-        kept: None,
-    };
+    let options =
+        Options { interval: Duration::from_millis(1), all_python, processes: MAX_PROCESSES, ..Options::default() };
     Kernel::load(&options).expect("the object is accepted")
 }
 

@@ -46,9 +46,9 @@ pub enum KernelError {
     /// A map could not be mapped into memory.
     #[error("cannot map the BPF map {0} into memory: {1}")]
     Share(&'static str, std::io::Error),
-    /// What is loaded later could not be given the maps of what is loaded.
-    #[error("cannot hand on the BPF maps: {0}")]
-    HandOn(std::io::Error),
+    /// A map could not be put in the place of the one that the object declares.
+    #[error("cannot put a BPF map in the place of a declared one: {0}")]
+    PutInPlace(std::io::Error),
     /// The thread on which the verifier checks programs could not be made.
     #[error("cannot start a thread to load the BPF programs: {0}")]
     Thread(std::io::Error),
@@ -91,7 +91,7 @@ impl Advice for KernelError {
             }
             Self::Map { .. }
             | Self::Share(..)
-            | Self::HandOn(_)
+            | Self::PutInPlace(_)
             | Self::Thread(_)
             | Self::Verifying
             | Self::Narrow

@@ -14,9 +14,12 @@ use super::object::{OBJECT, map_fd, take};
 use super::pod::Pod;
 use super::privileges::drop_privileges_but_sampling;
 use super::programs::{ENTRY, STAGES, load_side_by_side, perf_program};
+use super::rows::put_in_place;
+use crate::remote::open_files;
 use aya::Ebpf;
 use aya::maps::{Map, MapData, ProgramArray};
 use aya::programs::{Program, ProgramInfo};
+use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{SysconfVar, sysconf};
 use std::io;
 use std::os::fd::RawFd;
@@ -78,7 +81,9 @@ pub(super) type Loaded = Vec<(String, ProgramInfo)>;
 
 impl Rest {
     fn prepare(config: Config, ebpf: &Ebpf, programs: Vec<&'static str>) -> Result<Self, KernelError> {
-        let maps: Vec<_> = ebpf.maps().filter_map(|(name, map)| Shared::of(name, map)).collect();
+        // Each has constants of its own.
+        let maps = ebpf.maps().filter(|(name, _)| !name.starts_with('.'));
+        let maps: Vec<_> = maps.map(|(name, map)| Shared::of(name, map)).collect::<Result<_, _>>()?;
         let (go, told) = mpsc::channel();
         let thread = Builder::new().name("tachyon-rest".to_owned()).spawn(move || {
             // If the kernel refuses, it shares the process's, in which the maps are open as well.
@@ -88,7 +93,8 @@ impl Rest {
             let loaded = told.recv().ok().map(|()| load(config, &maps, &programs));
             if own {
                 // Now, for whoever waits for a thread does not wait for its files.
-                let _last = close_range(0, u32::MAX);
+                // SAFETY: the table is this thread's own, which uses none of them any more.
+                let _last = unsafe { open_files::close_all_but(&[]) };
             }
             loaded
         });
@@ -114,26 +120,13 @@ impl Drop for Rest {
     }
 }
 
-/// Closes these files.
-fn close_range(first: u32, last: u32) -> io::Result<()> {
-    // SAFETY: takes numbers only. Only called where the table is the thread's own, and no value of it owns one of these.
-    let closed = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
-    if closed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
 /// Gives the calling thread a table of open files of its own, with these files and the standard ones.
 fn keep_only(files: impl Iterator<Item = RawFd>) -> io::Result<()> {
-    // SAFETY: takes a number only. Afterwards nothing that this thread closes is closed for another one.
-    if unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let mut kept: Vec<u32> = files.map(i32::cast_unsigned).chain(0..3).collect();
+    unshare(CloneFlags::CLONE_FILES)?;
+    let mut kept: Vec<RawFd> = files.chain(0..3).collect();
     kept.sort_unstable();
-    let ends = kept.iter().skip(1).map(|next| next - 1).chain([u32::MAX]);
-    for (first, last) in kept.iter().map(|fd| fd + 1).zip(ends).filter(|(first, last)| first <= last) {
-        close_range(first, last)?;
-    }
-    Ok(())
+    // SAFETY: the table is this thread's own, which uses no others.
+    unsafe { open_files::close_all_but(&kept) }
 }
 
 /// Programs that a table of them has room for, or fewer.
@@ -148,8 +141,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// `None` for constants, which each has its own of.
-    fn of(name: &str, map: &Map) -> Option<Self> {
+    fn of(name: &str, map: &Map) -> Result<Self, KernelError> {
         let page = || sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|bytes| u32::try_from(bytes).ok());
         let entries = match map {
             Map::RingBuf(_) => page().unwrap_or(1 << 16),
@@ -157,10 +149,12 @@ impl Shared {
             Map::ProgramArray(_) => PLACES,
             _ => 1,
         };
-        let is_constant = name.starts_with('.');
-        (!is_constant).then_some(Self { name: name.to_owned(), fd: map_fd(map)?, entries })
+        Ok(Self { name: name.to_owned(), fd: map_fd(map).ok_or(KernelError::Missing(KNOWN_KIND))?, entries })
     }
 }
+
+/// What an object lacks whose maps cannot be handed on.
+pub(super) const KNOWN_KIND: &str = "map of a known kind";
 
 /// Loads the programs of the object once more, with these maps in the place of their own, and puts them in their places. (Before a program
 /// is loaded, it names maps by descriptor; the library has no way to give it others.)
@@ -173,8 +167,7 @@ fn load(config: Config, maps: &[Shared], programs: &[&'static str]) -> Result<Lo
     }
     let mut ebpf = loader.load(&object_or(OBJECT)).map_err(|error| KernelError::Load(Box::new(error)))?;
     for Shared { name, fd, .. } in maps {
-        let own = ebpf.map(name).and_then(map_fd).ok_or(KernelError::Missing("map that it had"))?;
-        put_in_place(own, *fd).map_err(KernelError::HandOn)?;
+        put_in_place(ebpf.map(name).ok_or(KernelError::Missing(KNOWN_KIND))?, *fd)?;
     }
     load_side_by_side(&mut ebpf, programs)?;
     let mut stages = take(&mut ebpf, "STAGES")?;
@@ -199,17 +192,9 @@ pub(super) fn put_stages(
     Ok(())
 }
 
-/// Puts a map in the place of another one's descriptor.
-pub(super) fn put_in_place(of: RawFd, map: RawFd) -> io::Result<()> {
-    // SAFETY: both are open descriptors; the first stays that of its owner, who closes it once.
-    let put = unsafe { libc::dup3(map, of, libc::O_CLOEXEC) };
-    if put < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
 impl Kernel {
     /// Whether what is loaded is made for a part of what there may be.
-    #[must_use]
-    pub const fn is_narrow(&self) -> bool {
+    pub(super) const fn is_narrow(&self) -> bool {
         self.narrow.is_some()
     }
 

@@ -50,10 +50,41 @@ pub struct Options {
     pub kept: Option<Arc<Folder>>,
 }
 
+impl Default for Options {
+    /// Running threads of chosen processes, 100 times a second: nothing more of them than Python frames.
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_millis(10),
+            all_python: false,
+            gil_only: false,
+            filtered: false,
+            opcodes: false,
+            kernel_stacks: false,
+            waits: Waits::Not,
+            wakers: false,
+            awaiting: false,
+            thread_times: false,
+            events: Vec::new(),
+            processes: processes(Some(1)),
+            unwind_memory: None,
+            ring_bytes: 1 << 20,
+            pid_namespace: None,
+            made_for: None,
+            kept: None,
+        }
+    }
+}
+
 impl Options {
+    /// Whether [`Options::made_for`] is used.
+    #[must_use]
+    pub fn may_be_made_for_less(&self) -> bool {
+        !self.waits.are_wanted() && self.events.is_empty()
+    }
+
     /// What the programs are made for, in place of everything.
     pub(super) fn made_for(&self) -> Option<MadeFor> {
-        self.made_for.filter(|_| !self.waits.are_wanted() && self.events.is_empty())
+        self.made_for.filter(|_| self.may_be_made_for_less())
     }
 
     /// What of this the programs are told as flags of their configuration.

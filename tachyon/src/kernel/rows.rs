@@ -6,14 +6,13 @@
 //! the real one: programs name maps by descriptor until the kernel has verified them.
 
 use super::error::KernelError;
-use super::made_for;
-use super::object::memlock;
+use super::object::{map_fd, memlock};
 use super::shared::SharedArray;
 use aya::Ebpf;
 use aya::maps::{ArrayOfMaps, Map, MapData, MapError};
 use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_map_type};
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tachyon_common::limits::ROWS_PER_CHUNK;
@@ -48,7 +47,7 @@ impl RowChunks {
         let (chunk_rows, count) = (rows.min(ROWS_PER_CHUNK), (rows / ROWS_PER_CHUNK).max(1));
         let chunk = new_chunk(chunk_rows).map_err(KernelError::map(ROWS))?;
         let outer = array_of_maps(&chunk, count).map_err(share)?;
-        put_in_place(ebpf, ROWS, &outer)?;
+        put_in_place(ebpf.map(ROWS).ok_or(KernelError::Missing(ROWS))?, outer.as_raw_fd())?;
         let outer = typed(outer).map_err(KernelError::map(ROWS))?;
         let chunks = std::iter::repeat_with(|| None).take(count as usize).collect();
         Ok(Self { outer, chunks, chunk_rows, map_bytes: Arc::clone(map_bytes) })
@@ -83,11 +82,12 @@ impl RowChunks {
     }
 }
 
-/// Puts a map in the place of the declared array of this name.
-pub(super) fn put_in_place(ebpf: &Ebpf, name: &'static str, map: &OwnedFd) -> Result<(), KernelError> {
-    let Some(Map::Array(declared)) = ebpf.map(name) else { return Err(KernelError::Missing(name)) };
-    made_for::put_in_place(declared.fd().as_fd().as_raw_fd(), map.as_raw_fd())
-        .map_err(|error| KernelError::Share(name, error))
+/// Puts a map in the place of a declared one. To be called before programs are loaded.
+pub(super) fn put_in_place(declared: &Map, map: RawFd) -> Result<(), KernelError> {
+    let declared = map_fd(declared).ok_or(KernelError::Missing("map of a known kind"))?;
+    // SAFETY: both are open descriptors; the declared map's stays that of its owner, who closes it once.
+    let put = unsafe { libc::dup3(map, declared, libc::O_CLOEXEC) };
+    if put < 0 { Err(KernelError::PutInPlace(io::Error::last_os_error())) } else { Ok(()) }
 }
 
 fn new_chunk(rows: u32) -> Result<MapData, MapError> {

@@ -82,10 +82,9 @@ impl Request {
         let pid_namespace = own_pid_namespace()?;
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let share = request.max_memory.map(memory::share);
-        let mut files = ElfCache::default();
         let wanted_native = request.native.map(|native| native.within(share.map(|share| share.0)));
         let (most_ring, most_queued) = share.unwrap_or((u32::MAX, usize::MAX));
-        let options = Options {
+        let mut options = Options {
             interval: request.interval,
             all_python: request.targets == Targets::AllPython,
             gil_only: request.gil,
@@ -103,10 +102,14 @@ impl Request {
                 .ring_bytes
                 .unwrap_or_else(|| ring_bytes(request.samples_a_second(), cpus).min(most_ring)),
             pid_namespace,
-            made_for: targets::made_for(&request, &mut files),
+            made_for: None,
             // Opened now, while this thread has its rights.
             kept: request.symbol_cache.as_ref().and_then(SymbolCache::open).map(Arc::new),
         };
+        let mut files = ElfCache::default();
+        if options.may_be_made_for_less() {
+            options.made_for = targets::made_for(&request, &mut files);
+        }
         let mut kernel = Kernel::open(&options)?;
         request.release();
         clock.lap();

@@ -88,7 +88,7 @@ pub(crate) fn section(bench: &Bench, quick: bool, only: &[Part]) -> Result<Strin
         "\nOne busy process of {DEPTH} frames, each profiler with its default options (this one with native frames), watched for \
          {} s from {} s after its start. Wake-ups are voluntary context switches of all its threads. `perf record -g` can only see Python \
          functions of programs that were started with `-X perf`; its own work in the kernel is in no clock of its process. \
-         \"Whole run\" and peak RSS as above. Names of native functions are known from earlier recordings, \
+         \"Whole run\" is user and system time from start to end (`wait4`). Names of native functions are known from earlier recordings, \
          as from the second one of a program on, only where that is said.{}\n",
         bench.effort.cost.as_secs_f64(),
         STEADY.as_secs_f64(),

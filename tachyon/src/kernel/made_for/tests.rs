@@ -1,29 +1,10 @@
 use super::*;
-use crate::kernel::{Options, Waits, processes};
+use crate::kernel::{Options, Waits};
 use aya_obj::generated::{bpf_attr, bpf_cmd};
-use std::time::Duration;
 use tachyon_common::whose::{Asyncio, Greenlets};
 
 fn options(made_for: Option<MadeFor>) -> Options {
-    Options {
-        interval: Duration::from_millis(10),
-        all_python: false,
-        gil_only: false,
-        filtered: false,
-        opcodes: false,
-        kernel_stacks: false,
-        waits: Waits::Not,
-        wakers: false,
-        awaiting: false,
-        thread_times: false,
-        events: Vec::new(),
-        processes: processes(Some(1)),
-        unwind_memory: Some(1 << 20),
-        ring_bytes: 1 << 20,
-        pid_namespace: None,
-        made_for,
-        kept: None,
-    }
+    Options { unwind_memory: Some(1 << 20), made_for, ..Options::default() }
 }
 
 /// The layout of some version: what it has is somewhere.

@@ -12,25 +12,8 @@ fn ring_size_follows_rate_and_cpus() {
 
 #[test]
 fn the_kernel_accepts_the_object() {
-    let options = Options {
-        interval: Duration::from_millis(10),
-        all_python: true,
-        gil_only: false,
-        filtered: false,
-        opcodes: false,
-        kernel_stacks: false,
-        waits: Waits::Not,
-        wakers: false,
-        awaiting: false,
-        thread_times: false,
-        events: Vec::new(),
-        processes: MAX_PROCESSES,
-        unwind_memory: Some(1 << 20),
-        ring_bytes: 1 << 20,
-        pid_namespace: None,
-        made_for: None,
-        kept: None,
-    };
+    let options =
+        Options { all_python: true, processes: MAX_PROCESSES, unwind_memory: Some(1 << 20), ..Options::default() };
     let mut kernel = Kernel::open(&options).expect("needs root and BPF");
     kernel.attach_lifecycle().expect("raw tracepoints attach");
     let verifying = kernel.verify().expect("a thread can be made");

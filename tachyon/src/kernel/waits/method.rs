@@ -5,7 +5,7 @@
 
 use super::super::error::{KernelError, program_error};
 use super::super::object::Kernel;
-use super::super::options::{Options, processes, ring_bytes};
+use super::super::options::Options;
 use super::super::programs::{load_programs, tracepoint};
 use super::{INTERRUPT, KICK, WAKE, Waits};
 use aya::Ebpf;
@@ -49,25 +49,7 @@ impl WaitMethod {
 /// # Errors
 /// When the kernel lacks something or refuses.
 pub fn wait_method() -> Result<WaitMethod, KernelError> {
-    let options = Options {
-        interval: Duration::from_millis(10),
-        all_python: false,
-        gil_only: false,
-        filtered: false,
-        opcodes: false,
-        kernel_stacks: false,
-        waits: Waits::Alone,
-        wakers: false,
-        awaiting: false,
-        thread_times: false,
-        events: Vec::new(),
-        processes: processes(Some(1)),
-        unwind_memory: None,
-        ring_bytes: ring_bytes(0.0, 1),
-        pid_namespace: None,
-        made_for: None,
-        kept: None,
-    };
+    let options = Options { waits: Waits::Alone, ..Options::default() };
     let mut kernel = Kernel::open(&options)?;
     load_programs(kernel.ebpf.as_mut().ok_or(KernelError::Verifying)?, &[TRY, KICK])?;
     let works = kernel.attach_wait_program(KICK, INTERRUPT).is_ok() && kernel.kicks_are_met();

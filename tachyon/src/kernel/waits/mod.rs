@@ -22,6 +22,7 @@ use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, Ring
 use aya::programs::raw_trace_point::RawTracePointLinkId;
 use aya_obj::generated::bpf_map_type;
 use std::collections::VecDeque;
+use std::os::fd::AsRawFd as _;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -193,7 +194,7 @@ impl WaitMaps {
         let rings = (0..cpus).map(|_| ring()).collect::<Result<Vec<_>, _>>().map_err(KernelError::map("KICKS"))?;
         let first = rings.first().ok_or(KernelError::Missing("KICKS"))?;
         let outer = array_of_maps(first, cpus).map_err(share)?;
-        put_in_place(ebpf, "KICKS", &outer)?;
+        put_in_place(ebpf.map("KICKS").ok_or(KernelError::Missing("KICKS"))?, outer.as_raw_fd())?;
         let keep = outer.try_clone().map_err(share)?;
         let mut array = super::rows::typed(outer).map_err(KernelError::map("KICKS"))?;
         for (cpu, ring) in (0..).zip(&rings) {

@@ -14,6 +14,7 @@ use nix::sys::statfs::fstatfs;
 use nix::sys::uio::{RemoteIoVec, pread, process_vm_readv};
 use nix::unistd::{ForkResult, Pid, chdir, fork, read};
 
+use super::super::open_files;
 use super::message::{self, CHUNK, Found, Kind, MAX_PATHS, PAGE, REQUEST, Reply, Request};
 use crate::types::KtimeNs;
 
@@ -103,12 +104,9 @@ fn nursery(socket: RawFd) -> ! {
 fn become_helper(socket: RawFd) {
     let _named = nix::sys::prctl::set_name(c"tachyon-reader-");
     let _moved = chdir(c"/");
-    let socket = socket.unsigned_abs();
-    for (first, last) in [(0, socket.checked_sub(1)), (socket + 1, Some(u32::MAX))] {
-        let Some(last) = last else { continue };
-        // SAFETY: nothing in this process uses these descriptors any more.
-        unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
-    }
+    // If the kernel refuses, they stay open.
+    // SAFETY: nothing in this process uses the others any more.
+    let _refused = unsafe { open_files::close_all_but(&[socket]) };
     // The asking thread keeps its CPU meanwhile: if all CPUs are busy, each answer would otherwise come a time slice
     // later. Helpers do only a little at a time.
     let lowest: libc::c_int = 1;
